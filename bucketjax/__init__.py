@@ -12,7 +12,7 @@ compiles once; nothing is lost and everything resumes.
 10
 """
 
-from bucketjax import batching, boundaries, loading, prefetching, spec
+from bucketjax import batching, boundaries, compiles, loading, parallel, prefetching, spec
 from bucketjax.batching import EpochPlan, plan_epoch
 from bucketjax.loading import Batch, ExampleError, Loader
 from bucketjax.spec import BucketSpec, Shape
@@ -26,7 +26,9 @@ __all__ = [
     "Shape",
     "batching",
     "boundaries",
+    "compiles",
     "loading",
+    "parallel",
     "plan_epoch",
     "prefetching",
     "spec",

@@ -18,9 +18,8 @@ from typing import Literal, NamedTuple, cast, get_args, overload
 
 import numpy as np
 from jaxtyping import Int, UInt64
-from numpy.typing import ArrayLike
 
-from bucketjax.boundaries import as_lengths
+from bucketjax.boundaries import ArrayLike, as_lengths
 from bucketjax.spec import BucketSpec
 
 __all__ = ["EpochPlan", "PlannedBatch", "Remainder", "TooLong", "plan_epoch", "plan_mixed_epoch"]
@@ -61,9 +60,9 @@ class EpochPlan(Sequence[PlannedBatch]):
     rows: Int[np.ndarray, " rows"]
     starts: Int[np.ndarray, " batch"]
     batch_sizes: tuple[int, ...]
-    dropped: Int[np.ndarray, " example"]
-    too_long: Int[np.ndarray, " example"]
-    truncated: Int[np.ndarray, " example"]
+    dropped: Int[np.ndarray, " dropped"]
+    too_long: Int[np.ndarray, " too_long"]
+    truncated: Int[np.ndarray, " truncated"]
 
     def __len__(self) -> int:
         return len(self.buckets)

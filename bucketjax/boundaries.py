@@ -11,13 +11,20 @@ array([3, 5, 8])
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int, Integer
-from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+else:
+    # What is no array of lengths gets a message of its own, not that of a run-time type checker.
+    ArrayLike = object
 
 __all__ = [
     "STRATEGIES",
+    "ArrayLike",
     "assign",
     "equal_duration",
     "geometric",

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float32, Int, Int32, Shaped
-from numpy.typing import ArrayLike
 
 from bucketjax.batching import EpochPlan, PlannedBatch, Remainder, TooLong, plan_epoch
-from bucketjax.boundaries import as_lengths
+from bucketjax.boundaries import ArrayLike, as_lengths
 from bucketjax.prefetching import prefetch as run_ahead
 from bucketjax.spec import BucketSpec
 
@@ -32,6 +31,7 @@ Pad = Literal["length", "label_length", "none"]
 Placed = TypeVar("Placed")
 
 
+@runtime_checkable
 class Source(Protocol):
     """Anything with a length and random access to examples, each a dict of arrays."""
 
@@ -106,7 +106,7 @@ class Loader(Generic[Placed]):
 
     def __init__(
         self,
-        source: Source | Sequence[Mapping[str, Any]],
+        source: Source,
         spec: BucketSpec,
         *,
         lengths: ArrayLike | None = None,
@@ -410,7 +410,7 @@ class Loader(Generic[Placed]):
 
 
 def measure_lengths(
-    source: Source | Sequence[Mapping[str, Any]],
+    source: Source,
 ) -> tuple[Int[np.ndarray, " example"], Int[np.ndarray, " example"] | None]:
     """Reads every example once: its length, and its label length where it has "labels".
 
@@ -442,7 +442,7 @@ def measure_lengths(
     return np.array(lengths, np.int64), np.array(label_lengths, np.int64)
 
 
-def _read(source: Source | Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any]:
+def _read(source: Source, index: int) -> Mapping[str, Any]:
     try:
         example = source[index]
     except Exception as error:

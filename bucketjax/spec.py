@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
-from numpy.typing import ArrayLike
 
 from bucketjax import boundaries as cuts
+from bucketjax.boundaries import ArrayLike
 
 __all__ = ["BucketSpec", "Shape"]
 

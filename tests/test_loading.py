@@ -300,7 +300,7 @@ def first_batch(source, spec=None, **arguments):
         ),
     ],
 )
-def test_what_is_wrong_is_said(source, arguments, error, message):
+def test_what_is_wrong_is_said(unchecked, source, arguments, error, message):
     with pytest.raises(error, match=message):
         first_batch(source, **arguments)
 

@@ -1,0 +1,1 @@
+"""Training the recogniser: steps, loop, checkpoints. Needs the extra `handwriting`."""

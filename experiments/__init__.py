@@ -1,0 +1,1 @@
+"""Experiments, run as `python -m experiments.NAME --flags`; none imports another."""
