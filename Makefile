@@ -38,8 +38,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 		"bucketjax needs Python 3.11 or newer; %s is %s: say make PYTHON=python3.11" \
 		% (sys.executable, sys.version.split()[0]))'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "installing into $(VENV); the first time takes a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
 clean:

@@ -1,8 +1,7 @@
 """Count compilations, forbid them, and make them happen ahead of time.
 
-Compilations are counted where JAX itself announces them, through `jax.monitoring`, so nothing is
-missed: a new shape, a new dtype, and a new sharding of the same shape all count. A compilation
-taken from JAX's persistent cache counts too and is marked `cached`.
+Compilations are seen where JAX itself announces them, through `jax.monitoring`, so nothing is
+missed: a new shape, a new dtype, and a new sharding of the same shape all count.
 
 >>> import jax, numpy as np
 >>> double = watch(jax.jit(lambda x: 2 * x), name="double")
@@ -21,11 +20,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+
+from bucketjax.describing import describe
 
 __all__ = [
     "Compilation",
@@ -38,7 +38,8 @@ __all__ = [
     "watch",
 ]
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+# JAX announces it twice: as a scalar when the compiler starts, as a duration when it is done.
+_COMPILE = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -47,9 +48,11 @@ class Compilation(NamedTuple):
 
     Attributes:
       function: name of the watched function; of any other function, JAX's name for it.
-      shapes: shapes and dtypes of the watched call's arguments; "" for any other function.
-      seconds: how long the compiler took; tracing comes before it and is not included.
-      cached: whether it came from JAX's persistent cache.
+      shapes: the watched call's arguments as `describe` puts them; "" for any other function.
+      seconds: how long the call was held up, tracing included; for a function that is not
+        watched, the compiler's share alone.
+      cached: whether the compiler was spared, by JAX's persistent cache or, in what `warm_up`
+        returns, by an executable that was there already.
 
     >>> Compilation("step", "float32[8]", 0.5, False).function
     'step'
@@ -62,22 +65,37 @@ class Compilation(NamedTuple):
 
 
 class UnexpectedCompilation(RuntimeError):
-    """Something was compiled where `forbid` allows nothing; `compilation` says what."""
+    """Something was to be compiled where `forbid` allows nothing: `function`, for `shapes`."""
 
-    def __init__(self, compilation: Compilation):
-        shapes = compilation.shapes or (
-            "shapes unknown: wrap the function with compiles.watch to see them"
-        )
-        super().__init__(
-            f"{compilation.function!r} was compiled for a shape that is new: {shapes}. Pad its "
-            "arguments to a shape of the spec, or compile this one before with compiles.warm_up; a "
-            "new dtype, weak type or sharding of a known shape is new as well"
-        )
-        self.compilation = compilation
+    def __init__(self, function: str, shapes: str, seen: bool = False):
+        if not shapes:
+            advice = (
+                "it is not watched, so its shapes are unknown: if it is yours, wrap it with "
+                "compiles.watch; if it is an operation outside of any jitted function, do it in "
+                "NumPy or inside one"
+            )
+        elif seen:
+            advice = (
+                "these shapes were compiled before, so the placement is what is new: put the "
+                "arguments where they were then (parallel.replicate the state before the first "
+                "step, parallel.split_rows every batch)"
+            )
+        else:
+            advice = (
+                "pad to a shape of the spec, or compile this one before with compiles.warm_up; a "
+                "new dtype is a new shape too"
+            )
+        what = f"{function!r} for {shapes}" if shapes else f"{function!r}"
+        super().__init__(f"a compilation where none is allowed, of {what}: {advice}")
+        self.function, self.shapes = function, shapes
 
 
 class CompileLog:
-    """What `count` saw: `compilations` of watched functions, and `other` ones."""
+    """What `count` saw: `compilations` of watched functions, and `other` ones.
+
+    >>> CompileLog().count
+    0
+    """
 
     def __init__(self) -> None:
         self.compilations: list[Compilation] = []
@@ -90,21 +108,18 @@ class CompileLog:
 
     @property
     def seconds(self) -> float:
-        """How long the compiler worked on watched functions."""
+        """How long watched calls were held up by it."""
         return sum(compilation.seconds for compilation in self.compilations)
 
 
-class _Call(NamedTuple):
-    function: str
-    arguments: Any
+class _Call:
+    """A call, or a warm-up, of a watched function: what a compilation is attributed to."""
 
-
-# The watched call in progress, per thread (and per asyncio task).
-_current: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("call", default=None)
-_cache_hit = threading.local()
-_logs: list[CompileLog] = []
-_forbidding: list[bool] = []  # one entry per `forbid` in force: does it look at watched ones only?
-_lock = threading.RLock()
+    def __init__(self, watched: _Watched, arguments: Any, before: float = 0.0):
+        self.watched = watched
+        self.arguments = arguments
+        self.start = time.perf_counter() - before
+        self.compiled: list[Compilation] = []
 
 
 class _Watched:
@@ -113,17 +128,29 @@ class _Watched:
     def __init__(self, function: Any, name: str):
         functools.update_wrapper(self, function)
         self._function = function
+        self.jit_name = getattr(function, "jit_name", getattr(function, "__name__", ""))
         self.name = name
+        self.seen: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        token = _current.set(_Call(self.name, (args, kwargs)))
+        token = _current.set(_Call(self, (*args, kwargs) if kwargs else args))
         try:
             return self._function(*args, **kwargs)
         finally:
             _current.reset(token)
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self.__dict__["_function"], attribute)
+        if attribute == "_function":  # a half-made copy has none
+            raise AttributeError(attribute)
+        return getattr(self._function, attribute)
+
+
+# The watched call in progress, of this thread.
+_current: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("call", default=None)
+_this_thread = threading.local()
+_logs: list[CompileLog] = []
+_forbidding: list[bool] = []  # one entry per `forbid` in force: does it look at watched ones only?
+_lock = threading.RLock()
 
 
 def watch(function: Any, *, name: str | None = None) -> Any:
@@ -136,11 +163,16 @@ def watch(function: Any, *, name: str | None = None) -> Any:
     Raises:
       TypeError: something that is not jitted.
 
-    >>> watch(jax.jit(np.sin)).name
-    'sin'
+    >>> @watch
+    ... @jax.jit
+    ... def step(x):
+    ...     return x + 1
+    >>> step.name
+    'step'
     """
     if not hasattr(function, "lower"):
         raise TypeError(f"watch needs a jitted function; got {function!r}: wrap it in jax.jit")
+    _listen()
     return _Watched(function, name or getattr(function, "__name__", "function"))
 
 
@@ -169,19 +201,22 @@ def count() -> Iterator[CompileLog]:
 
 @contextlib.contextmanager
 def forbid(*, only_watched: bool = False) -> Iterator[None]:
-    """Raises UnexpectedCompilation where anything is compiled inside the block, in any thread.
+    """Raises UnexpectedCompilation where anything is to be compiled inside the block.
 
-    The error comes out of the call that needed the compilation, before it ran, so donated
-    arguments are still there.
+    It holds in every thread, because what a loader does in the background costs as much. The
+    error comes out of the call that needs the compilation, before the compiler starts: nothing
+    ran, and donated arguments are still there. Blocks may nest.
 
     Args:
-      only_watched: let functions compile that are not watched, such as eager operations.
+      only_watched: let functions compile that are not watched, such as operations outside any
+        jitted function.
 
+    >>> import numpy as np
     >>> step = watch(jax.jit(lambda x: x + 1), name="step")
     >>> with forbid():
     ...     step(np.ones(3, np.float32))
     Traceback (most recent call last):
-    bucketjax.compiles.UnexpectedCompilation: 'step' was compiled for a shape that is new: ...
+    bucketjax.compiles.UnexpectedCompilation: a compilation where none is allowed, of 'step' ...
     """
     _listen()
     with _lock:
@@ -197,9 +232,10 @@ def warm_up(
     function: Any,
     argument_sets: Sequence[tuple[Any, ...]],
     *,
+    names: Sequence[str] | None = None,
     workers: int = 1,
     progress: Callable[[int, int, str, float], None] | None = None,
-) -> list[float]:
+) -> list[Compilation]:
     """Compiles `function` for every set of arguments ahead of time.
 
     The first real call with such arguments then compiles nothing.
@@ -208,105 +244,139 @@ def warm_up(
       function: a jitted or watched function.
       argument_sets: positional arguments, arrays or `jax.ShapeDtypeStruct`s (with the sharding
         that the real ones will have).
-      workers: how many are compiled at a time.
-      progress: called after each as (how many are done, of how many, shapes, seconds).
+      names: what to call each set in an error, such as "bucket 3"; by default its shapes alone.
+      workers: how many are compiled at a time. Tracing stays in the calling thread.
+      progress: called in the calling thread after each as (how many are done, of how many, shapes,
+        seconds).
 
     Returns:
-      Seconds that each took, tracing included, in the order of `argument_sets`.
+      What was built, in the order of `argument_sets`.
 
     Raises:
-      RuntimeError: a set that cannot be compiled, naming its shapes; the cause is chained.
+      ValueError: names that are not one per set, or less than one worker.
+      RuntimeError: a set that cannot be compiled, with its name and shapes; the cause is chained.
+        Sets that have not been begun are left out.
 
+    >>> import numpy as np
     >>> step = watch(jax.jit(lambda x: x * 2), name="step")
-    >>> seconds = warm_up(step, [(np.ones(n, np.float32),) for n in (2, 4)])
+    >>> built = warm_up(step, [(np.ones(n, np.float32),) for n in (2, 4)])
     >>> with forbid():
     ...     _ = step(np.ones(4, np.float32))
     """
+    total = len(argument_sets)
+    names = [""] * total if names is None else names
+    if len(names) != total:
+        raise ValueError(f"{len(names)} names for {total} sets of arguments; give one each")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1; got {workers}")
+    watched = function if isinstance(function, _Watched) else watch(function)
+    built: dict[int, Compilation] = {}
+    running: dict[Future[Compilation], int] = {}
 
-    def compile_one(number: int) -> tuple[int, float]:
-        arguments = argument_sets[number]
-        name = getattr(function, "name", None)
-        token = _current.set(_Call(name, (arguments, {}))) if name else None
-        start = time.perf_counter()
-        try:
-            function.lower(*arguments).compile()
-        except UnexpectedCompilation:
-            raise
-        except Exception as error:
-            raise RuntimeError(
-                f"warm-up failed for {describe(arguments)}: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            if token is not None:
-                _current.reset(token)
-        return number, time.perf_counter() - start
+    def take_finished() -> None:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            number = running.pop(future)
+            built[number] = future.result()
+            if progress is not None:
+                progress(len(built), total, built[number].shapes, built[number].seconds)
 
-    seconds = [0.0] * len(argument_sets)
-    with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
-        futures = [pool.submit(compile_one, number) for number in range(len(argument_sets))]
+    # Lowered here and compiled there: a context such as jax.default_matmul_precision belongs to
+    # one thread, and what is lowered without it is another program.
+    with ThreadPoolExecutor(max_workers=workers) as pool:
         try:
-            for done, future in enumerate(as_completed(futures), 1):
-                number, seconds[number] = future.result()
-                if progress is not None:
-                    progress(done, len(futures), describe(argument_sets[number]), seconds[number])
+            for number, (arguments, name) in enumerate(zip(argument_sets, names, strict=True)):
+                start = time.perf_counter()
+                with _naming(watched, arguments, name):
+                    lowered = watched.lower(*arguments)
+                lowering = time.perf_counter() - start
+                future = pool.submit(_compile, watched, arguments, name, lowered, lowering)
+                running[future] = number
+                if len(running) > workers:
+                    take_finished()
+            while running:
+                take_finished()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return seconds
+    return [built[number] for number in range(total)]
 
 
-def describe(arguments: Any) -> str:
-    """Shapes and dtypes of the arrays in `arguments`, short: the largest few by number of axes.
-
-    >>> describe({"features": np.ones((8, 30, 5), np.float32), "labels": np.ones((8, 4), int)})
-    'features float32[8,30,5], labels int64[8,4]'
-    """
-    described = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(arguments)[0]:
-        shape = np.shape(leaf)
-        dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-        described.append((path, f"{dtype}[{','.join(map(str, shape))}]"))
-    texts = []
-    for path, text in described:
-        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-        name = next((part for part in reversed(names) if part and not part.isdigit()), "")
-        texts.append(f"{name} {text}".strip())
-    if len(texts) > _MOST_DESCRIBED:
-        # A train state has many arrays that never change shape: what differs is in the batch.
-        texts = texts[-_MOST_DESCRIBED:]
-        return "..., " + ", ".join(texts)
-    return ", ".join(texts)
+def _compile(
+    watched: _Watched, arguments: Any, name: str, lowered: Any, lowering: float
+) -> Compilation:
+    call = _Call(watched, arguments, before=lowering)
+    token = _current.set(call)
+    try:
+        with _naming(watched, arguments, name):
+            lowered.compile()
+    finally:
+        _current.reset(token)
+    if call.compiled:
+        return call.compiled[0]
+    return Compilation(watched.name, describe(arguments), lowering, cached=True)
 
 
-_MOST_DESCRIBED = 8
+@contextlib.contextmanager
+def _naming(watched: _Watched, arguments: Any, name: str) -> Iterator[None]:
+    try:
+        yield
+    except UnexpectedCompilation:
+        raise
+    except Exception as error:
+        which = f"{name}, {describe(arguments)}" if name else describe(arguments)
+        raise RuntimeError(f"warm-up of {watched.name!r} failed for {which}: {error!r}") from error
+
+
+def _call_for(name: str) -> _Call | None:
+    # Tracing may compile for its own ends, such as a constant: that has another name.
+    call = _current.get()
+    return call if call is not None and name == f"jit({call.watched.jit_name})" else None
 
 
 def _on_event(event: str, **_: Any) -> None:
     if event == _CACHE_HIT:
-        _cache_hit.seen = True
+        _this_thread.cache_hit = True
 
 
-def _on_duration(event: str, seconds: float, **details: Any) -> None:
-    if event != _COMPILED:
+def _on_start(event: str, value: float, **kwargs: Any) -> None:
+    if event != _COMPILE:
         return
-    cached, _cache_hit.seen = getattr(_cache_hit, "seen", False), False
+    _this_thread.cache_hit = False
     with _lock:
-        if not _logs and not _forbidding:
-            return
-        logs, forbidding = list(_logs), list(_forbidding)
-    call = _current.get()
+        forbidding = list(_forbidding)
+    if not forbidding:
+        return
+    name = str(kwargs.get("fun_name", "unknown"))
+    call = _call_for(name)
+    if call is not None:
+        shapes = describe(call.arguments)
+        raise UnexpectedCompilation(call.watched.name, shapes, shapes in call.watched.seen)
+    if not all(forbidding):
+        raise UnexpectedCompilation(name, "")
+
+
+def _on_end(event: str, duration_secs: float, **kwargs: Any) -> None:
+    if event != _COMPILE:
+        return
+    name = str(kwargs.get("fun_name", "unknown"))
+    cached = getattr(_this_thread, "cache_hit", False)
+    call = _call_for(name)
     if call is None:
-        compilation = Compilation(str(details.get("fun_name", "unknown")), "", seconds, cached)
+        compilation = Compilation(name, "", duration_secs, cached)
     else:
-        compilation = Compilation(call.function, describe(call.arguments), seconds, cached)
-    for log in logs:
-        (log.other if call is None else log.compilations).append(compilation)
-    if any(call is not None or not only_watched for only_watched in forbidding):
-        raise UnexpectedCompilation(compilation)
+        held_up = time.perf_counter() - call.start
+        shapes = describe(call.arguments)
+        compilation = Compilation(call.watched.name, shapes, held_up, cached)
+        call.compiled.append(compilation)
+        call.watched.seen.add(shapes)
+    with _lock:
+        for log in _logs:
+            (log.other if call is None else log.compilations).append(compilation)
 
 
 @functools.cache
 def _listen() -> None:
-    # JAX offers no public way to take a listener back: there is one, for the whole process.
+    # Once for the process, and for good. JAX calls listeners where it compiles, not at every step.
     jax.monitoring.register_event_listener(_on_event)
-    jax.monitoring.register_event_duration_secs_listener(_on_duration)
+    jax.monitoring.register_scalar_listener(_on_start)
+    jax.monitoring.register_event_duration_secs_listener(_on_end)

@@ -14,6 +14,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bucketjax.describing import describe
+
 __all__ = ["AXIS", "abstract_like", "data_mesh", "data_parallel", "replicate", "split_rows"]
 
 AXIS = "data"
@@ -48,8 +50,7 @@ def replicate(tree: Tree, mesh: Mesh) -> Tree:
     >>> replicate({"w": np.ones(3)}, data_mesh(1))["w"].shape
     (3,)
     """
-    # By way of NumPy: a copy from device to device may share the buffer that is donated later.
-    host = jax.tree.map(lambda leaf: np.array(leaf), tree)
+    host = jax.tree.map(_to_host, tree)
     return jax.device_put(host, NamedSharding(mesh, P()), may_alias=False)
 
 
@@ -72,16 +73,20 @@ def abstract_like(tree: Tree, mesh: Mesh, *, rows: bool = False) -> Tree:
     (4, 2)
     """
 
-    def describe(leaf: Any) -> Any:
+    def abstract(leaf: Any) -> Any:
         sharding = _row_sharding(leaf, mesh) if rows else NamedSharding(mesh, P())
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct(np.shape(leaf), dtype, sharding=sharding)
+        # The type as JAX will see it: a float64 of NumPy becomes a float32.
+        return jax.ShapeDtypeStruct(np.shape(leaf), jax.typeof(leaf).dtype, sharding=sharding)
 
-    return jax.tree.map(describe, tree)
+    return jax.tree.map(abstract, tree)
 
 
 def data_parallel(
-    per_device: Callable[..., Any], mesh: Mesh, *, row_results: Any = False
+    per_device: Callable[..., Any],
+    mesh: Mesh,
+    *,
+    row_results: Any = False,
+    donate_state: bool = True,
 ) -> Callable[..., Any]:
     """The jitted step `(state, batch, *scalars) -> (state, results)`, its batch split by rows.
 
@@ -95,10 +100,14 @@ def data_parallel(
       per_device: a pure function of (state, batch, *scalars).
       mesh: from `data_mesh`.
       row_results: which results are split by rows like the batch: a pytree prefix of booleans.
+      donate_state: give the old state's memory to the new one: use the state that is returned.
 
     Returns:
-      A jitted function. It donates its state: use the one that it returns. K batch shapes cost
-      exactly K compilations, if the state was placed by `replicate` and batches by `split_rows`.
+      A jitted function. K batch shapes cost exactly K compilations, if the state was placed by
+      `replicate` and batches by `split_rows`.
+
+    Raises:
+      ValueError: when called with a number of rows that the devices do not divide.
 
     >>> def step(total, batch):
     ...     return total + jax.lax.psum(batch.sum(), AXIS), {}
@@ -109,7 +118,7 @@ def data_parallel(
     """
 
     def whole(state: Any, batch: Any, *scalars: Any) -> Any:
-        batch_specs = jax.tree.map(lambda leaf: P(AXIS) if np.ndim(leaf) else P(), batch)
+        batch_specs = jax.tree.map(lambda leaf: _row_sharding(leaf, mesh).spec, batch)
         result_specs = jax.tree.map(lambda by_row: P(AXIS) if by_row else P(), row_results)
         return jax.shard_map(
             per_device,
@@ -122,7 +131,16 @@ def data_parallel(
         )(state, batch, *scalars)
 
     whole.__name__ = getattr(per_device, "__name__", "step")
-    return jax.jit(whole, donate_argnums=0)
+    return jax.jit(whole, donate_argnums=(0,) if donate_state else ())
+
+
+def _to_host(leaf: Any) -> Any:
+    # A copy from device to device may share the buffer that is donated later; one from NumPy
+    # does not.
+    if jax.numpy.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key):
+        data: Any = np.array(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return np.array(leaf)
 
 
 def _row_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
@@ -132,7 +150,7 @@ def _row_sharding(leaf: Any, mesh: Mesh) -> NamedSharding:
     devices = mesh.shape[AXIS]
     if shape[0] % devices:
         raise ValueError(
-            f"a batch of {shape[0]} rows cannot be split over {devices} devices; fit the spec with "
-            f"batch_multiple_of={devices}"
+            f"a batch of {shape[0]} rows, {describe(leaf)}, cannot be split over {devices} "
+            f"devices; fit the spec with batch_multiple_of={devices}"
         )
     return NamedSharding(mesh, P(AXIS))

@@ -23,6 +23,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("bucketjax")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu and jax.default_backend() != "gpu":
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason="no GPU: JAX sees CPU devices only"))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real ink and real lengths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Integer
 
 __all__ = ["collapse", "edit_distance", "label_errors"]
 
@@ -27,8 +27,8 @@ def collapse(
 
 
 def edit_distance(
-    first: Sequence[int] | Int[np.ndarray, " first"],
-    second: Sequence[int] | Int[np.ndarray, " second"],
+    first: Sequence[int] | Integer[np.ndarray, " first"],
+    second: Sequence[int] | Integer[np.ndarray, " second"],
 ) -> int:
     """The fewest insertions, deletions and substitutions between two labels (Levenshtein 1966).
 
@@ -47,8 +47,8 @@ def edit_distance(
 
 
 def label_errors(
-    predicted: Iterable[Sequence[int] | Int[np.ndarray, " label"]],
-    truth: Iterable[Sequence[int] | Int[np.ndarray, " label"]],
+    predicted: Iterable[Sequence[int] | Integer[np.ndarray, " _"]],
+    truth: Iterable[Sequence[int] | Integer[np.ndarray, " _"]],
 ) -> tuple[int, int]:
     """(summed edit distance, summed label length): their ratio is the label error rate.
 

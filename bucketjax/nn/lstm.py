@@ -91,13 +91,15 @@ class LSTM(nnx.Module):
         lengths: Int[Array, " batch"],
         *,
         dropout_key: Key[Array, ""] | None = None,
+        learn: Bool[Array, ""] | bool = True,
     ) -> Float[Array, "batch time units"]:
         """The outputs of the last layer; exactly 0 at padded frames.
 
         Args:
           inputs: may hold any finite value at padded frames.
           lengths: real frames of each row; 0 is allowed.
-          dropout_key: drops units between layers where given.
+          dropout_key: drops units between layers where given, and `learn` is true.
+          learn: decided on the device, so that one program serves training and evaluation.
         """
         mask = frame_mask(lengths, inputs.shape[1]).T[..., None]
         frames = inputs.swapaxes(0, 1)
@@ -106,7 +108,8 @@ class LSTM(nnx.Module):
                 kept = jax.random.bernoulli(
                     jax.random.fold_in(dropout_key, number), 1 - self.dropout, frames.shape
                 )
-                frames = jnp.where(kept, frames / (1 - self.dropout), 0)
+                dropped = jnp.where(kept, frames / (1 - self.dropout), 0)
+                frames = jnp.where(learn, dropped, frames)
             frames = jnp.concatenate(
                 [
                     direction(frames, mask, reverse=bool(backward), unroll=self.unroll)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from bucketjax.nn.lstm import LSTM, frame_mask
 
@@ -50,11 +50,13 @@ class Recognizer(nnx.Module):
         lengths: Int[Array, " batch"],
         *,
         dropout_key: Key[Array, ""] | None = None,
+        learn: Bool[Array, ""] | bool = True,
     ) -> Float[Array, "batch time classes"]:
         """Logits of every frame; those of padded frames mean nothing.
 
-        Padding may hold anything, NaN included: it is masked here, at the door.
+        Padding may hold anything, NaN included: it is masked here, at the door. Dropout is the
+        LSTM's: it needs a key, and `learn`.
         """
         mask = frame_mask(lengths, features.shape[1])[..., None]
         features = jnp.where(mask, features, 0)
-        return self.output(self.lstm(features, lengths, dropout_key=dropout_key))
+        return self.output(self.lstm(features, lengths, dropout_key=dropout_key, learn=learn))

@@ -136,7 +136,7 @@ def make_step(
             if with_dropout:
                 key = jax.random.fold_in(jax.random.key(dropout_seed), state.step)
                 key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
-            logits = recognizer(batch.arrays["features"], batch.lengths, dropout_key=key)
+            logits = recognizer(batch.arrays["features"], batch.lengths, dropout_key=key, learn=learn)
             losses, possible = ctc_loss(logits, batch.lengths, labels, label_lengths)
             weights = batch.weights * possible
             return (losses * weights).sum(), (weights.sum(), possible, logits.argmax(-1))
@@ -154,7 +154,7 @@ def make_step(
             gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1.0), gradient)
             updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            return TrainState(params, opt_state, state.step + 1), optax.global_norm(gradient)
+            return TrainState(params, opt_state, state.step + 1), optax.tree.norm(gradient)
 
         def stay(state: TrainState) -> tuple[TrainState, Any]:
             return state, jnp.zeros_like(loss)
