@@ -14,7 +14,17 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, runtime_checkable
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import jax
 import numpy as np
@@ -126,7 +136,7 @@ class Loader(Generic[Placed]):
             raise ValueError(f"prefetch is a number of batches, at least 0; got {prefetch!r}")
         self.source = source
         self.spec = spec
-        self._pad = dict(pad or {})
+        self._pad: dict[str, Pad] = dict(pad or {})
         for name, kind in self._pad.items():
             if kind not in get_args(Pad):
                 allowed = ", ".join(get_args(Pad))
@@ -363,7 +373,7 @@ class Loader(Generic[Placed]):
                     f"array {name!r} has dtype {array.dtype}; only numbers can be batched: leave "
                     "it out of the examples",
                 )
-            pad = self._pad.get(name) or self._usual_pad(name, array)
+            pad: Pad = self._pad.get(name) or self._usual_pad(name, array)
             layouts[name] = _Layout(array.dtype, array.shape[0 if pad == "none" else 1 :], pad)
         return layouts
 

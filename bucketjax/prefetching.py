@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -65,10 +66,9 @@ def _produce(items: Iterable[Item], ready: queue.Queue, stop: threading.Event) -
 
 def _put(ready: queue.Queue, item: object, stop: threading.Event) -> None:
     while not stop.is_set():
-        try:
-            return ready.put(item, timeout=0.1)
-        except queue.Full:
-            continue
+        with contextlib.suppress(queue.Full):
+            ready.put(item, timeout=0.1)
+            break
 
 
 def _drain(ready: queue.Queue) -> None:

@@ -43,9 +43,7 @@ def make_run(source, devices=1, batch_size=8, learning_rate=0.02, total_steps=20
         steps.make_step(model, optimizer), mesh, row_results=steps.ROW_RESULTS
     )
     state = parallel.replicate(steps.init_state(model, optimizer), mesh)
-    loader = Loader(
-        source, spec, place=lambda batch: parallel.split_rows(batch, mesh), **options
-    )
+    loader = Loader(source, spec, place=lambda batch: parallel.split_rows(batch, mesh), **options)
     return state, loader, step
 
 
@@ -135,9 +133,7 @@ def test_a_signal_stops_after_the_running_step_and_the_old_handler_comes_back():
             os.kill(os.getpid(), signal.SIGTERM)
 
     with loop.stop_on_signal() as stopped:
-        state = loop.train_epoch(
-            state, loader, step, first_step=0, on_step=on_step, stop=stopped
-        )
+        state = loop.train_epoch(state, loader, step, first_step=0, on_step=on_step, stop=stopped)
         assert stopped()
     assert signal.getsignal(signal.SIGTERM) is before
     assert int(state.step) == loader.step == len(reports) == 3

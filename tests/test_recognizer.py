@@ -30,9 +30,7 @@ def loss_and_gradients(params, features):
 
 
 @given(
-    st.lists(
-        st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=56, max_size=56
-    )
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=56, max_size=56)
 )
 @settings(max_examples=30)
 def test_any_finite_padding_gives_the_same_loss_and_gradients_bit_for_bit(values):

@@ -57,9 +57,7 @@ def test_batches_stay_within_the_budget_or_are_refused(
 
 @given(some_lengths, st.data(), st.integers(1, 5), st.sampled_from([1, 4]))
 def test_every_label_fits_the_bucket_of_its_example(lengths, data, num_buckets, multiple):
-    labels = data.draw(
-        st.lists(st.integers(0, 30), min_size=len(lengths), max_size=len(lengths))
-    )
+    labels = data.draw(st.lists(st.integers(0, 30), min_size=len(lengths), max_size=len(lengths)))
     spec = BucketSpec.fit(
         lengths,
         num_buckets=num_buckets,
@@ -92,9 +90,7 @@ def test_a_histogram_fits_the_same_spec_as_the_lengths():
 
 
 def test_entries_of_the_histogram_that_never_occur_leave_no_trace():
-    spec = BucketSpec.fit(
-        [3, 3], label_lengths=[1, 9], counts=[5, 0], num_buckets=1, batch_size=1
-    )
+    spec = BucketSpec.fit([3, 3], label_lengths=[1, 9], counts=[5, 0], num_buckets=1, batch_size=1)
     assert spec.label_lengths == (1,)
 
 

@@ -76,9 +76,7 @@ def test_the_update_is_that_of_one_plain_gradient_step(devices, seed):
     state, metrics = run(batch, devices)
     assert metrics.weight == 4
     np.testing.assert_allclose(metrics.loss / metrics.weight, loss, rtol=1e-5)
-    for found, expected in zip(
-        jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True
-    ):
+    for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert state.step == 1
 
@@ -158,9 +156,7 @@ def test_dropout_differs_from_step_to_step_and_is_absent_in_evaluation():
 
 
 def test_the_learning_rate_rises_and_falls():
-    optimizer = steps.make_optimizer(
-        learning_rate=0.1, total_steps=10, warmup=0.2, clip_norm=1e9
-    )
+    optimizer = steps.make_optimizer(learning_rate=0.1, total_steps=10, warmup=0.2, clip_norm=1e9)
     params, sizes = jnp.zeros(()), []
     state = optimizer.init(params)
     for _ in range(10):

@@ -32,8 +32,8 @@ class InkSource:
       unknown_characters: how many characters of the labels the alphabet does not have.
     """
 
-    features: Sequence[Float32[np.ndarray, "time channels"]]
-    labels: Sequence[Int32[np.ndarray, " label"]]
+    features: Sequence[Float32[np.ndarray, "_ channels"]]
+    labels: Sequence[Int32[np.ndarray, " _"]]
     unknown_characters: int
 
     def __len__(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -118,7 +118,7 @@ def train_epoch(
     pending: _Pending | None = None
     number = first_step
     learn = np.bool_(True)
-    with contextlib.closing(iter(loader)) as batches:
+    with contextlib.closing(cast(Generator[Any], iter(loader))) as batches:
         for batch in batches:
             state, metrics = step(state, batch, learn)
             number += 1

@@ -127,8 +127,10 @@ def make_step(
     with_dropout = model.lstm.dropout > 0
 
     def step(state: TrainState, batch: Batch, learn: Bool[Array, ""]) -> Any:
-        assert batch.label_lengths is not None
-        labels, label_lengths = batch.arrays["labels"], batch.label_lengths
+        # On the device the leaves are JAX's arrays, not NumPy's.
+        on_device: Any = batch
+        features, labels = on_device.arrays["features"], on_device.arrays["labels"]
+        lengths, label_lengths = on_device.lengths, on_device.label_lengths
 
         def summed_loss(params: PyTree[Any]) -> Any:
             recognizer = nnx.merge(graph, params)
@@ -136,8 +138,8 @@ def make_step(
             if with_dropout:
                 key = jax.random.fold_in(jax.random.key(dropout_seed), state.step)
                 key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
-            logits = recognizer(batch.arrays["features"], batch.lengths, dropout_key=key, learn=learn)
-            losses, possible = ctc_loss(logits, batch.lengths, labels, label_lengths)
+            logits = recognizer(features, lengths, dropout_key=key, learn=learn)
+            losses, possible = ctc_loss(logits, lengths, labels, label_lengths)
             weights = batch.weights * possible
             return (losses * weights).sum(), (weights.sum(), possible, logits.argmax(-1))
 

@@ -49,6 +49,7 @@ def main(config: Config) -> None:
     )
     _write(folder / "environment.json", _environment(jax))
     runs: list[dict[str, Any]] = []
+    arms: list[dict[str, Any]] = []
     with _metrics(config) as metrics, _progress() as (progress, say), stop_on_signal() as stopped:
         for repeat in range(config.repeats):
             for arm in config.arms:
@@ -56,12 +57,11 @@ def main(config: Config) -> None:
                 done = place / "run.json"
                 if config.resume and done.is_file():
                     runs.append(json.loads(done.read_text()))
+                    arms = report.summarise(runs)
                     continue
                 hooks = Hooks(metrics, progress, say, stopped)
                 try:
-                    run = run_arm(
-                        arm, repeat, config, data, mesh, place / "checkpoints", hooks
-                    )
+                    run = run_arm(arm, repeat, config, data, mesh, place / "checkpoints", hooks)
                 except Stopped:
                     say(f"stopped and saved; go on with --resume --workdir {folder}")
                     return

@@ -201,9 +201,7 @@ def run_arm(
                         "infeasible": found.infeasible,
                     }
                 )
-                hooks.metrics(
-                    {"arm": arm, "repeat": repeat, "kind": "validation", **curve[-1]}
-                )
+                hooks.metrics({"arm": arm, "repeat": repeat, "kind": "validation", **curve[-1]})
                 hooks.say(
                     f"{arm}: epoch {epoch + 1}/{config.epochs}, {clock['train_seconds']:.1f} s, "
                     f"validation loss {found.loss:.3f} nats/example, label error rate "
@@ -215,19 +213,11 @@ def run_arm(
                 save()
                 if hooks.stopped():
                     raise Stopped
-    padded = real = filler = 0
-    for plan in plans[: len(curve)]:
-        lengths = np.asarray(spec.boundaries)[plan.buckets]
-        padded += int(lengths @ np.asarray(spec.batch_sizes)[plan.buckets])
-        real += int(data.train.lengths[plan.rows[plan.rows >= 0]].sum())
-        filler += plan.num_filler
     return {
         "arm": arm,
         "repeat": repeat,
         "num_buckets": None if arm == "batch-max" else spec.num_buckets,
-        "padding_fraction": 1 - real / padded,
-        "filler_rows": filler,
-        "padded_time_steps": padded,
+        **_work(plans[: len(curve)], data.train.lengths, spec),
         "compile_count": log.count,
         "compile_seconds": compile_seconds,
         "train_seconds": clock["train_seconds"],
@@ -252,3 +242,19 @@ def draw_plan(draw: Any, data: Data, spec: BucketSpec, seed: int, epoch: int) ->
         epoch=epoch,
         label_lengths=data.train.label_lengths,
     )
+
+
+def _work(plans: Any, lengths: Any, spec: BucketSpec) -> dict[str, float]:
+    """Padded time steps of the epochs, and which share of them was padding, or filler rows."""
+    padded = real = filler = 0
+    for plan in plans:
+        for bucket, indices in plan:
+            rows = indices[indices >= 0]
+            padded += spec.boundaries[bucket] * len(indices)
+            filler += spec.boundaries[bucket] * (len(indices) - len(rows))
+            real += int(lengths[rows].sum())
+    return {
+        "padding_fraction": 1 - real / (padded - filler),
+        "filler_fraction": filler / padded,
+        "padded_time_steps": padded,
+    }

@@ -1,6 +1,6 @@
 """The table and the figure of a comparison, made from the files of its folder alone.
 
-    python -m experiments.buckets.report RESULTS_FOLDER
+python -m experiments.buckets.report RESULTS_FOLDER
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ RESULT, METRICS, FIGURE, TABLE = "result.json", "metrics.jsonl", "figure.png", "
 # Column of the table: field of result.json, heading, format.
 _COLUMNS = (
     ("padding_fraction", "padding", "{:.1%}"),
+    ("filler_fraction", "filler", "{:.1%}"),
     ("compile_count", "compiled", "{:.0f}"),
     ("compile_seconds", "compile s", "{:.1f}"),
     ("train_seconds", "train s", "{:.1f}"),
@@ -62,9 +63,7 @@ def _against(run: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, 
     if baseline is None:
         return {"seconds_to_target": None, "speedup": None}
     target = baseline["curve"][-1]["validation_loss"]
-    reached = [
-        point["seconds"] for point in run["curve"] if point["validation_loss"] <= target
-    ]
+    reached = [point["seconds"] for point in run["curve"] if point["validation_loss"] <= target]
     return {
         "seconds_to_target": reached[0] if reached else None,
         "speedup": baseline["train_seconds"] / run["train_seconds"],
@@ -118,10 +117,9 @@ def draw(folder: Path) -> Path:
 
     result = read_result(folder)
     arms = result["arms"]
-    names = [
-        arm["arm"] if arm["num_buckets"] is not None else "batch\nmax" for arm in arms
-    ]
-    colours = [pyplot.get_cmap("viridis")(0.9 * place / max(len(arms) - 1, 1)) for place in range(len(arms))]
+    names = [arm["arm"] if arm["num_buckets"] is not None else "batch\nmax" for arm in arms]
+    shades = pyplot.get_cmap("viridis")
+    colours = [shades(0.9 * place / max(len(arms) - 1, 1)) for place in range(len(arms))]
     figure, axes = pyplot.subplots(1, 4, figsize=(16, 3.8), layout="constrained")
     padding, seconds, loss, errors = axes
 
