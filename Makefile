@@ -10,6 +10,7 @@ DEMO_FLAGS ?= --workdir results/demo
 .PHONY: demo test lint types tests notebooks format clean
 
 demo: $(READY)
+	@rm -rf results/demo
 	$(BIN)/python -m experiments.buckets $(DEMO_FLAGS)
 
 test: lint types tests notebooks

@@ -97,7 +97,7 @@ class Loader(Generic[Placed]):
       source: has `len` and `[i]`, which gives a dict of arrays. The time axis comes first.
       spec: the padded shapes.
       lengths: real time steps of each example. Without them the source is read once to measure
-        them: the leading axis of "features", or of the only array that is not "labels".
+        them: the leading axis of "features", or the one that all arrays but "labels" share.
       label_lengths: label length of each example, the leading axis of "labels"; measured likewise
         where the spec pads labels.
       seed: seed of every epoch's order, at least 0.
@@ -424,7 +424,7 @@ def measure_lengths(
 ) -> tuple[Int[np.ndarray, " example"], Int[np.ndarray, " example"] | None]:
     """Reads every example once: its length, and its label length where it has "labels".
 
-    The length is the leading axis of "features", or of the only array that is not "labels".
+    The length is the leading axis of "features", or the one that all arrays but "labels" share.
 
     Raises:
       ExampleError: an example whose length cannot be told.
@@ -437,15 +437,16 @@ def measure_lengths(
         example = _read(source, index)
         shapes = {name: np.shape(value) for name, value in example.items()}
         labels = shapes.pop("labels", None)
-        candidates = {name: shape for name, shape in shapes.items() if shape}
-        chosen = candidates.get("features") or next(iter(candidates.values()), None)
-        if chosen is None or ("features" not in candidates and len(candidates) > 1):
+        if "features" in shapes:
+            shapes = {"features": shapes["features"]}
+        leading = {shape[0] for shape in shapes.values() if shape}
+        if len(leading) != 1:
             raise ExampleError(
                 index,
                 f"cannot tell its length from {', '.join(sorted(example)) or 'no arrays'}: name "
                 'the array with the time axis "features", or give lengths',
             )
-        lengths.append(chosen[0])
+        lengths.append(leading.pop())
         label_lengths.append(labels[0] if labels else None)
     if None in label_lengths:
         return np.array(lengths, np.int64), None

@@ -283,7 +283,7 @@ def first_batch(source, spec=None, **arguments):
             r"array 'labels' has 2 entries.*pad=.\"labels\": \"length\", \"label_length\" or \"n",
         ),
         ([{"features": np.ones(3)}, {}], {}, ExampleError, "example 1 .*cannot tell its length"),
-        ([{"a": np.ones(3), "b": np.ones(3)}], {}, ExampleError, "cannot tell its length from a"),
+        ([{"a": np.ones(3), "b": np.ones(4)}], {}, ExampleError, "cannot tell its length from a"),
         ([np.ones(3)], {}, ExampleError, "expected a dict of arrays, got ndarray"),
         ([{"features": np.array(["x", "y"])}], {}, ExampleError, "has dtype <U1; only numbers"),
         (
@@ -308,3 +308,9 @@ def test_what_is_wrong_is_said(unchecked, source, arguments, error, message):
 def test_measuring_names_the_example_that_cannot_be_read():
     with pytest.raises(ExampleError, match="example 2 of the source: OSError"):
         measure_lengths(Broken(2))
+
+
+def test_the_length_is_what_all_arrays_but_the_labels_share():
+    source = [{"x": np.ones((4, 2)), "y": np.ones(4), "labels": np.ones(2), "speaker": 3}]
+    lengths, label_lengths = measure_lengths(source)
+    assert (lengths.tolist(), label_lengths.tolist()) == ([4], [2])

@@ -11,6 +11,9 @@ __all__ = ["FEATURE_NAMES", "extract", "ink_size"]
 
 FEATURE_NAMES = ("dx", "dy", "y", "jump_x", "jump_y", "stroke_start", "stroke_end")
 
+# A line of text is at most some 40 times as wide as it is high; a dash is wider.
+_FLAT = 0.01
+
 
 def extract(ink: Ink, *, resample: float = 0.05) -> Float32[np.ndarray, "time channels"]:
     """The ink as frames at equal distances along the pen's path, free of position and size.
@@ -58,13 +61,14 @@ def extract(ink: Ink, *, resample: float = 0.05) -> Float32[np.ndarray, "time ch
 def ink_size(ink: Ink) -> float:
     """The height of the ink, in its own unit; what sizes are measured in.
 
-    An ink that is hardly longer than its own diagonal is a single mark, such as a dash: its size
-    is its larger side, since its height says nothing. A mere dot has size 1.
+    An ink that is hardly longer than its own diagonal, or has hardly any height, is a single mark
+    such as a dash: its size is its larger side, since its height says nothing. A mere dot has
+    size 1.
     """
     every = np.concatenate(ink.strokes)
     width, height = np.ptp(every, axis=0)
     path = sum(_path_lengths(stroke)[-1] for stroke in ink.strokes)
-    if path < 1.5 * np.hypot(width, height):
+    if path < 1.5 * np.hypot(width, height) or height < _FLAT * width:
         height = max(width, height)
     return float(height) if height > 0 else 1.0
 

@@ -159,8 +159,9 @@ def evaluate(
 def stop_on_signal(*signals: int) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether a signal (SIGTERM by default) has arrived.
 
-    The handlers that were there before come back at the end of the block. Outside the main
-    thread, where Python allows no handlers, the answer is always no.
+    The handler that was there before comes back as soon as its signal has arrived, so that a
+    second one acts as usual, and at the end of the block. Outside the main thread, where Python
+    allows no handlers, the answer is always no.
 
     >>> with stop_on_signal() as stopped:
     ...     stopped()
@@ -168,9 +169,14 @@ def stop_on_signal(*signals: int) -> Iterator[Callable[[], bool]]:
     """
     arrived = threading.Event()
     before = {}
+
+    def arrive(number: int, _: Any) -> None:
+        arrived.set()
+        signal.signal(number, before[number])
+
     if threading.current_thread() is threading.main_thread():
         for number in signals or (signal.SIGTERM,):
-            before[number] = signal.signal(number, lambda *_: arrived.set())
+            before[number] = signal.signal(number, arrive)
     try:
         yield arrived.is_set
     finally:

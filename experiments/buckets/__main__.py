@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -48,9 +49,15 @@ def main(config: Config) -> None:
         flush=True,
     )
     _write(folder / "environment.json", _environment(jax))
+    if config.resume:
+        _rewind_metrics(config)
     runs: list[dict[str, Any]] = []
     arms: list[dict[str, Any]] = []
-    with _metrics(config) as metrics, _progress() as (progress, say), stop_on_signal() as stopped:
+    with (
+        _metrics(config) as metrics,
+        _progress() as (progress, say),
+        stop_on_signal(signal.SIGTERM, signal.SIGINT) as stopped,
+    ):
         for repeat in range(config.repeats):
             for arm in config.arms:
                 place = folder / "runs" / f"{arm}-{repeat}"
@@ -71,6 +78,9 @@ def main(config: Config) -> None:
                 content = {"dataset": facts, "config": config.as_json(), "arms": arms}
                 _write(folder / report.RESULT, content)
                 jax.clear_caches()  # an arm's programs are of no use to the next one
+                if stopped():
+                    say(f"stopped between two arms; go on with --resume --workdir {folder}")
+                    return
     text = report.table(arms)
     (folder / report.TABLE).write_text(text + "\n")
     print(f"\n{text}\n\nfigure: {report.draw(folder)}")
@@ -101,6 +111,25 @@ def _open_folder(config: Config) -> None:
     _write(path, settings)
 
 
+def _rewind_metrics(config: Config) -> None:
+    """Forgets what runs measured after the checkpoint from which they go on."""
+    from bucketjax.training.checkpoints import latest_step
+
+    path = config.workdir / report.METRICS
+    if not path.is_file():
+        return
+    kept, known = [], {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        run = config.workdir / "runs" / f"{row['arm']}-{row['repeat']}"
+        if run not in known:
+            done = (run / "run.json").is_file()
+            known[run] = float("inf") if done else latest_step(run / "checkpoints") or 0
+        if row["step"] <= known[run]:
+            kept.append(line + "\n")
+    path.write_text("".join(kept))
+
+
 @contextlib.contextmanager
 def _metrics(config: Config) -> Iterator[Any]:
     path = config.workdir / report.METRICS
@@ -109,12 +138,10 @@ def _metrics(config: Config) -> Iterator[Any]:
         from tensorboardX import SummaryWriter
 
         writer = SummaryWriter(str(config.workdir / "tensorboard"))
-    with path.open("a") as file:
+    with path.open("a", buffering=1) as file:  # a line is there as soon as it is written
 
         def write(row: dict[str, Any]) -> None:
             file.write(json.dumps(row) + "\n")
-            if row["kind"] == "validation":
-                file.flush()
             if writer is not None:
                 for name in ("loss", "grad_norm", "validation_loss", "label_error_rate"):
                     if name in row:

@@ -219,6 +219,7 @@ def run_arm(
         "num_buckets": None if arm == "batch-max" else spec.num_buckets,
         **_work(plans[: len(curve)], data.train.lengths, spec),
         "compile_count": log.count,
+        "other_compile_count": len(log.other),  # outside the step: eager operations
         "compile_seconds": compile_seconds,
         "train_seconds": clock["train_seconds"],
         "train_seconds_with_compile": clock["train_seconds"] + compile_seconds,
