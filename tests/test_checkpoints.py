@@ -10,7 +10,7 @@ from bucketjax import parallel
 from bucketjax.nn import Recognizer
 from bucketjax.training import checkpoints, loop, steps
 
-CONFIG = {"hidden": 16, "dataset": "toy"}
+CONFIG = {"hidden": 16, "dataset": "toy", "arms": (1, 2)}
 
 
 def train_steps(state, loader, step, count):

@@ -6,6 +6,7 @@ be read without knowing what is in it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,6 +94,7 @@ def restore(folder: Path, like: TrainState, *, config: Mapping[str, Any]) -> Che
         raise FileNotFoundError(f"no checkpoint in {folder}: start without resuming")
     with _manager(folder, None) as manager:
         run = manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+        config = json.loads(json.dumps(dict(config)))  # tuples come back from JSON as lists
         differing = [
             f"{name} is {config.get(name)!r} now and was {run['config'].get(name)!r}"
             for name in sorted({*config, *run["config"]})

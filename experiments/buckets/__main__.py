@@ -100,7 +100,7 @@ def _open_folder(config: Config) -> None:
         differing = [
             f"--{name.replace('_', '-')} was {before.get(name)} and is {settings[name]}"
             for name in settings
-            if name not in free and before.get(name) != json.loads(json.dumps(settings[name]))
+            if name not in free and before.get(name) != settings[name]
         ]
         if differing:
             raise ValueError(

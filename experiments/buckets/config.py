@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -155,10 +156,7 @@ class Config:
 
     def as_json(self) -> dict[str, object]:
         """The settings as plain JSON values."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        return json.loads(json.dumps(dataclasses.asdict(self), default=str))
 
 
 def _wrong(name: str, value: object, allowed: str) -> ValueError:
