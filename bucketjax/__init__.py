@@ -12,7 +12,16 @@ compiles once; nothing is lost and everything resumes.
 10
 """
 
-from bucketjax import batching, boundaries, compiles, loading, parallel, prefetching, spec
+from bucketjax import (
+    batching,
+    boundaries,
+    collating,
+    compiles,
+    loading,
+    parallel,
+    prefetching,
+    spec,
+)
 from bucketjax.batching import EpochPlan, plan_epoch
 from bucketjax.loading import Batch, ExampleError, Loader
 from bucketjax.spec import BucketSpec, Shape
@@ -26,6 +35,7 @@ __all__ = [
     "Shape",
     "batching",
     "boundaries",
+    "collating",
     "compiles",
     "loading",
     "parallel",

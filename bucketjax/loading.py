@@ -14,76 +14,28 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    cast,
-    get_args,
-    runtime_checkable,
-)
-
-import jax
-import numpy as np
-from jaxtyping import Float32, Int, Int32, Shaped
+from typing import Any, Generic, TypeVar, cast
 
 from bucketjax.batching import EpochPlan, PlannedBatch, Remainder, TooLong, plan_epoch
 from bucketjax.boundaries import ArrayLike, as_lengths
+from bucketjax.collating import (
+    Batch,
+    ExampleError,
+    Layout,
+    Pad,
+    Source,
+    abstract_batch,
+    check_pad,
+    collate,
+    layouts_of,
+    measure_lengths,
+)
 from bucketjax.prefetching import prefetch as run_ahead
 from bucketjax.spec import BucketSpec
 
 __all__ = ["Batch", "ExampleError", "Loader", "Source", "measure_lengths"]
 
-Pad = Literal["length", "label_length", "none"]
 Placed = TypeVar("Placed")
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Anything with a length and random access to examples, each a dict of arrays."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
-
-
-class Batch(NamedTuple):
-    """A padded batch; a pytree of arrays, ready for a jitted step.
-
-    Attributes:
-      arrays: each array of the source, padded with zeros: `[batch length ...]`,
-        `[batch label_length ...]`, or `[batch ...]` for what has a fixed shape.
-      lengths: real time steps of each row; 1 for filler rows.
-      label_lengths: real label length of each row, 0 for filler rows; None without labels.
-      weights: 1 for real rows, 0 for filler rows.
-      indices: which example each row is; -1 for filler rows.
-      bucket: the bucket, a NumPy integer.
-    """
-
-    arrays: dict[str, Shaped[np.ndarray, "batch ..."]]
-    lengths: Int32[np.ndarray, " batch"]
-    label_lengths: Int32[np.ndarray, " batch"] | None
-    weights: Float32[np.ndarray, " batch"]
-    indices: Int32[np.ndarray, " batch"]
-    bucket: np.int32
-
-
-class ExampleError(RuntimeError):
-    """An example could not be read or does not fit; `index` says which."""
-
-    def __init__(self, index: int, problem: str):
-        super().__init__(f"example {index} of the source: {problem}")
-        self.index = index
-
-
-class _Layout(NamedTuple):
-    """What one array of an example looks like, and which axis of the spec pads it."""
-
-    dtype: np.dtype
-    trailing: tuple[int, ...]
-    pad: Pad
 
 
 class Loader(Generic[Placed]):
@@ -136,16 +88,8 @@ class Loader(Generic[Placed]):
             raise ValueError(f"prefetch is a number of batches, at least 0; got {prefetch!r}")
         self.source = source
         self.spec = spec
+        check_pad(pad or {}, spec)
         self._pad: dict[str, Pad] = dict(pad or {})
-        for name, kind in self._pad.items():
-            if kind not in get_args(Pad):
-                allowed = ", ".join(get_args(Pad))
-                raise ValueError(f"unknown pad {kind!r} for {name!r}; choose one of {allowed}")
-            if kind == "label_length" and spec.label_lengths is None:
-                raise ValueError(
-                    f"{name!r} is to be padded to the label length, but the spec has none; fit it "
-                    "with label_lengths"
-                )
         wants_labels = spec.label_lengths is not None and label_lengths is None
         if lengths is None or wants_labels:
             measured, measured_labels = measure_lengths(source)
@@ -239,6 +183,7 @@ class Loader(Generic[Placed]):
     def get_state(self) -> dict[str, int | str]:
         """Where the loader stands: plain integers, and what they are only valid for.
 
+        >>> import numpy as np
         >>> loader = Loader([{"features": np.ones((4, 1))}] * 6, BucketSpec((4,), (2,)), seed=7)
         >>> state = (next(iter(loader)), loader.get_state())[1]
         >>> state["seed"], state["epoch"], state["step"], state["num_examples"]
@@ -286,125 +231,35 @@ class Loader(Generic[Placed]):
 
     def collate(self, planned: PlannedBatch) -> Batch:
         """The padded batch of one planned batch; reads its examples from the source."""
-        bucket, indices = planned
-        shape = self.spec.shapes[bucket]
-        rows = shape.batch_size
-        arrays = {
-            name: np.zeros((rows, *_padded_axis(layout.pad, shape), *layout.trailing), layout.dtype)
-            for name, layout in self._layouts.items()
-        }
-        lengths = np.ones(rows, np.int32)
-        label_lengths = None if self.label_lengths is None else np.zeros(rows, np.int32)
-        for row, index in enumerate(indices.tolist()):
-            if index < 0:
-                continue
-            example = self._read(index)
-            lengths[row] = min(int(self.lengths[index]), shape.length)
-            if label_lengths is not None and self.label_lengths is not None:
-                label_lengths[row] = self.label_lengths[index]
-            for name, layout in self._layouts.items():
-                value = np.asarray(example[name])
-                self._check(index, name, value, layout)
-                if layout.pad == "none":
-                    arrays[name][row] = value
-                else:
-                    kept = value[: shape.length] if layout.pad == "length" else value
-                    arrays[name][row, : len(kept)] = kept
-        return Batch(
-            arrays=arrays,
-            lengths=lengths,
-            label_lengths=label_lengths,
-            weights=(indices >= 0).astype(np.float32),
-            indices=indices.astype(np.int32),
-            bucket=np.int32(bucket),
+        return collate(
+            self.source,
+            planned,
+            self.spec,
+            lengths=self.lengths,
+            label_lengths=self.label_lengths,
+            layouts=self._layouts,
         )
 
     def abstract_batch(self, bucket: int) -> Batch:
         """The batch of a bucket as shapes and dtypes, to compile for it ahead of time.
 
+        >>> import numpy as np
         >>> loader = Loader([{"features": np.ones((4, 1))}], BucketSpec((5,), (2,)))
         >>> loader.abstract_batch(0).arrays["features"].shape
         (2, 5, 1)
         """
-        shape = self.spec.shapes[bucket]
+        labelled = self.label_lengths is not None
+        return abstract_batch(bucket, self.spec, self._layouts, labelled=labelled)
 
-        def abstract(dtype: Any, *axes: int) -> Any:
-            return jax.ShapeDtypeStruct(axes, jax.dtypes.canonicalize_dtype(dtype))
-
-        rows = shape.batch_size
-        arrays = {
-            name: abstract(layout.dtype, rows, *_padded_axis(layout.pad, shape), *layout.trailing)
-            for name, layout in self._layouts.items()
-        }
-        fields = (
-            arrays,
-            abstract(np.int32, rows),
-            None if self.label_lengths is None else abstract(np.int32, rows),
-            abstract(np.float32, rows),
-            abstract(np.int32, rows),
-            abstract(np.int32),
-        )
-        # The annotations speak of arrays; the leaves here only describe them.
-        return tuple.__new__(Batch, fields)
+    @functools.cached_property
+    def _layouts(self) -> dict[str, Layout]:
+        # The first example that the plan uses stands for all: each is checked against it.
+        first = next(index for index in self.plan.rows.tolist() if index >= 0)
+        return layouts_of(self.source, first, self.spec, self._pad)
 
     def _collate_and_place(self, planned: PlannedBatch) -> Any:
         assert self._place is not None
         return self._place(self.collate(planned))
-
-    def _read(self, index: int) -> Mapping[str, Any]:
-        return _read(self.source, index)
-
-    @functools.cached_property
-    def _layouts(self) -> dict[str, _Layout]:
-        # The first example that the plan uses stands for all: each is checked against it.
-        first = next(index for index in self.plan.rows.tolist() if index >= 0)
-        example = self._read(first)
-        unknown = sorted(set(self._pad) - set(example))
-        if unknown:
-            raise ValueError(
-                f"pad names {', '.join(unknown)}, but an example has {', '.join(sorted(example))}"
-            )
-        layouts = {}
-        for name, value in example.items():
-            array = np.asarray(value)
-            if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-                raise ExampleError(
-                    first,
-                    f"array {name!r} has dtype {array.dtype}; only numbers can be batched: leave "
-                    "it out of the examples",
-                )
-            pad: Pad = self._pad.get(name) or self._usual_pad(name, array)
-            layouts[name] = _Layout(array.dtype, array.shape[0 if pad == "none" else 1 :], pad)
-        return layouts
-
-    def _usual_pad(self, name: str, array: np.ndarray) -> Pad:
-        if name == "labels" and self.spec.label_lengths is not None:
-            return "label_length"
-        return "length" if array.ndim else "none"
-
-    def _check(self, index: int, name: str, value: np.ndarray, layout: _Layout) -> None:
-        if value.ndim == 0 and layout.pad != "none":
-            raise ExampleError(index, f"array {name!r} is a scalar; it needs a leading axis")
-        trailing = value.shape[0 if layout.pad == "none" else 1 :]
-        if trailing != layout.trailing or not np.can_cast(value.dtype, layout.dtype, "same_kind"):
-            raise ExampleError(
-                index,
-                f"array {name!r} has shape {value.shape} and dtype {value.dtype}; other examples "
-                f"have {layout.trailing} after the padded axis, and {layout.dtype}",
-            )
-        if layout.pad == "none":
-            return
-        labels = layout.pad == "label_length"
-        expected = self.label_lengths if labels else self.lengths
-        assert expected is not None
-        if len(value) != expected[index]:
-            kind = "label length" if labels else "length"
-            raise ExampleError(
-                index,
-                f"array {name!r} has {len(value)} entries, but the example's {kind} is "
-                f"{expected[index]}; give the right lengths, or say how it is padded: "
-                f'pad={{"{name}": "length", "label_length" or "none"}}',
-            )
 
     @functools.cached_property
     def _checksum(self) -> int:
@@ -417,53 +272,3 @@ class Loader(Generic[Placed]):
     def _option_text(self) -> str:
         options = {"plan": getattr(self._draw, "__name__", "plan"), **self._options}
         return " ".join(f"{name}={value}" for name, value in options.items())
-
-
-def measure_lengths(
-    source: Source,
-) -> tuple[Int[np.ndarray, " example"], Int[np.ndarray, " example"] | None]:
-    """Reads every example once: its length, and its label length where it has "labels".
-
-    The length is the leading axis of "features", or the one that all arrays but "labels" share.
-
-    Raises:
-      ExampleError: an example whose length cannot be told.
-
-    >>> measure_lengths([{"features": np.ones((4, 2)), "labels": np.ones(3, int)}])
-    (array([4]), array([3]))
-    """
-    lengths, label_lengths = [], []
-    for index in range(len(source)):
-        example = _read(source, index)
-        shapes = {name: np.shape(value) for name, value in example.items()}
-        labels = shapes.pop("labels", None)
-        if "features" in shapes:
-            shapes = {"features": shapes["features"]}
-        leading = {shape[0] for shape in shapes.values() if shape}
-        if len(leading) != 1:
-            raise ExampleError(
-                index,
-                f"cannot tell its length from {', '.join(sorted(example)) or 'no arrays'}: name "
-                'the array with the time axis "features", or give lengths',
-            )
-        lengths.append(leading.pop())
-        label_lengths.append(labels[0] if labels else None)
-    if None in label_lengths:
-        return np.array(lengths, np.int64), None
-    return np.array(lengths, np.int64), np.array(label_lengths, np.int64)
-
-
-def _read(source: Source, index: int) -> Mapping[str, Any]:
-    try:
-        example = source[index]
-    except Exception as error:
-        raise ExampleError(index, f"{type(error).__name__}: {error}") from error
-    if not isinstance(example, Mapping):
-        raise ExampleError(index, f"expected a dict of arrays, got {type(example).__name__}")
-    return example
-
-
-def _padded_axis(pad: Pad, shape: Any) -> tuple[int, ...]:
-    if pad == "none":
-        return ()
-    return (shape.length,) if pad == "length" else (shape.label_length,)

@@ -284,6 +284,12 @@ def first_batch(source, spec=None, **arguments):
         ),
         ([{"features": np.ones(3)}, {}], {}, ExampleError, "example 1 .*cannot tell its length"),
         ([{"a": np.ones(3), "b": np.ones(4)}], {}, ExampleError, "cannot tell its length from a"),
+        (
+            [{"features": np.ones(3), "x": 1}, {"features": np.ones(3)}],
+            {},
+            ExampleError,
+            "example 1 .*it has features, other examples have features, x",
+        ),
         ([np.ones(3)], {}, ExampleError, "expected a dict of arrays, got ndarray"),
         ([{"features": np.array(["x", "y"])}], {}, ExampleError, "has dtype <U1; only numbers"),
         (
