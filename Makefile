@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 WORKERS ?= 2
-DEMO_FLAGS ?= --workdir results/demo
+DEMO_FLAGS ?= --num-lines 1200 --resample 0.2 --hidden 64 --layers 1 --batch-size 8 \
+	--learning-rate 0.01 --epochs 6
 
 .PHONY: demo test lint types tests notebooks format clean
 
+# Every arm on one device, then the arm with 8 buckets again on two.
 demo: $(READY)
-	@rm -rf results/demo
-	$(BIN)/python -m experiments.buckets $(DEMO_FLAGS)
+	@rm -rf results/demo results/demo-2-devices
+	$(BIN)/python -m experiments.buckets $(DEMO_FLAGS) --workdir results/demo
+	$(BIN)/python -m experiments.buckets $(DEMO_FLAGS) --workdir results/demo-2-devices \
+		--num-devices 2 --num-buckets 8 --no-batch-max
 
 test: lint types tests notebooks
 
