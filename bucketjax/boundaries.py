@@ -69,11 +69,6 @@ def optimal(
     values, occurrences = _checked(lengths, counts, num_buckets, multiple_of)
     padded, first = np.unique(_round_up(values, multiple_of), return_index=True)
     num_examples = np.add.reduceat(occurrences, first)
-    if int(padded[-1]) * int(num_examples.sum()) >= 2**63:
-        raise ValueError(
-            f"the padded total of {num_examples.sum()} lengths up to {padded[-1]} does not fit in "
-            "64-bit integers; give lengths in a coarser unit"
-        )
     return padded[_cheapest_cuts(padded, num_examples, min(num_buckets, len(padded)))]
 
 
@@ -179,6 +174,7 @@ def padding_fraction(
     """
     values, occurrences = histogram(lengths, counts=counts)
     padded = as_boundaries(boundaries)[assign(values, boundaries)]
+    _check_total(int(padded[-1]), occurrences)
     return 1.0 - int(occurrences @ values) / int(occurrences @ padded)
 
 
@@ -263,7 +259,15 @@ def at_least_one(value: object, name: str) -> int:
 
 
 def _as_integers(array: ArrayLike, name: str) -> Integer[np.ndarray, " entry"]:
-    array = np.asarray(array)
+    try:
+        array = np.asarray(array)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} must be 1-D; got nested sequences ({error})") from error
+    if array.dtype == object:
+        kind = type(array.flat[0]).__name__ if array.size else "nothing"
+        raise TypeError(
+            f"{name} must be a 1-D array or list of 64-bit integers; got an entry of type {kind}"
+        )
     if array.ndim != 1:
         raise ValueError(f"{name} must be 1-D; got {array.ndim}-D, shape {array.shape}")
     if not array.size:
@@ -282,8 +286,17 @@ def _checked(
     lengths: ArrayLike, counts: ArrayLike | None, num_buckets: int, multiple_of: int
 ) -> tuple[Int[np.ndarray, " distinct"], Int[np.ndarray, " distinct"]]:
     at_least_one(num_buckets, "num_buckets")
-    at_least_one(multiple_of, "multiple_of")
-    return histogram(lengths, counts=counts)
+    values, occurrences = histogram(lengths, counts=counts)
+    _check_total(int(values[-1]) + at_least_one(multiple_of, "multiple_of"), occurrences)
+    return values, occurrences
+
+
+def _check_total(longest: int, occurrences: Int[np.ndarray, " distinct"]) -> None:
+    if longest * int(occurrences.sum()) >= 2**63:
+        raise ValueError(
+            f"the padded total of {occurrences.sum()} lengths up to {longest} does not fit in "
+            "64-bit integers; give lengths in a coarser unit"
+        )
 
 
 def _count(

@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
+
 from bucketjax.batching import EpochPlan, PlannedBatch, Remainder, TooLong, plan_epoch
 from bucketjax.boundaries import ArrayLike, as_lengths
 from bucketjax.collating import (
@@ -114,6 +116,7 @@ class Loader(Generic[Placed]):
         self._draw = plan
         self._seed, self._epoch, self._step = seed, 0, 0
         self._plans: dict[tuple[int, int], EpochPlan] = {}
+        self._loop: object = None  # the loop that moves the position
         if not len(self.plan):
             raise ValueError(
                 f"no batch is left of {len(source)} examples ({self.plan.report()}); "
@@ -155,8 +158,14 @@ class Loader(Generic[Placed]):
         planned = self.plan[self._step :]
         make = self.collate if self._place is None else self._collate_and_place
         batches = run_ahead(map(make, planned), min(self._prefetch, len(planned)))
+        loop = self._loop = object()
         try:
             for batch in batches:
+                if self._loop is not loop:
+                    raise RuntimeError(
+                        "another loop over this loader, or seek or set_state, has begun since: a "
+                        "loader has one position; make a second Loader to have two"
+                    )
                 self._step += 1
                 if self._step == len(self.plan):
                     self._epoch, self._step = self._epoch + 1, 0
@@ -171,14 +180,22 @@ class Loader(Generic[Placed]):
           ValueError: a position that does not exist.
         """
         before = self._epoch, self._step
+        for name, value in (("epoch", epoch), ("step", step)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name} must be an integer; got {value!r}")
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0; got {epoch}")
         self._epoch, self._step = int(epoch), 0
-        if not 0 <= step < len(self.plan):
+        try:
             length = len(self.plan)
+        except (TypeError, ValueError):
+            self._epoch, self._step = before
+            raise
+        if not 0 <= step < length:
             self._epoch, self._step = before
             raise ValueError(f"step {step} is not in an epoch of {length} batches (0 is the first)")
         self._step = int(step)
+        self._loop = None
 
     def get_state(self) -> dict[str, int | str]:
         """Where the loader stands: plain integers, and what they are only valid for.
@@ -222,9 +239,9 @@ class Loader(Generic[Placed]):
                     "in the state); restore with what the state was saved with, or start anew"
                 )
         before = self._seed
-        self._seed = int(state["seed"])
+        self._seed = cast(int, state["seed"])
         try:
-            self.seek(epoch=int(state["epoch"]), step=int(state["step"]))
+            self.seek(epoch=cast(int, state["epoch"]), step=cast(int, state["step"]))
         except (TypeError, ValueError):
             self._seed = before
             raise

@@ -124,9 +124,11 @@ class BucketSpec:
                 allowed = ", ".join(sorted(cuts.STRATEGIES))
                 raise ValueError(f"unknown strategy {strategy!r}; choose one of {allowed}")
             strategy = cuts.STRATEGIES[strategy]
+        longest = int(cuts.as_lengths(lengths).max())
         chosen = cuts.as_boundaries(
             strategy(lengths, num_buckets=num_buckets, multiple_of=multiple_of, counts=counts)
         )
+        cuts.assign([longest], chosen)  # a function of the user's might leave the longest out
         padded_labels = None
         if label_lengths is not None:
             padded_labels = _fit_label_lengths(
@@ -216,6 +218,11 @@ class BucketSpec:
                     f"not a BucketSpec: each shape has {', '.join(Shape._fields)}; got {shape!r}"
                 )
         labels = [shape["label_length"] for shape in shapes]
+        if None in labels and any(label is not None for label in labels):
+            raise ValueError(
+                "not a BucketSpec: label_length is given for some shapes and null for others; "
+                f"give it for all or for none: {labels}"
+            )
         return cls(
             boundaries=tuple(shape["length"] for shape in shapes),
             batch_sizes=tuple(shape["batch_size"] for shape in shapes),

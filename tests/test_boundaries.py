@@ -137,9 +137,12 @@ def test_counting_needs_little_memory_beside_the_lengths():
     assert peak < 0.75 * lengths.nbytes
 
 
-def test_padded_totals_beyond_64_bits_are_refused():
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_padded_totals_beyond_64_bits_are_refused(strategy):
     with pytest.raises(ValueError, match="does not fit in 64-bit integers; give lengths in a"):
-        boundaries.optimal([1, 2**62], num_buckets=2)
+        boundaries.STRATEGIES[strategy]([1, 2**62], num_buckets=2)
+    with pytest.raises(ValueError, match="does not fit in 64-bit integers"):
+        boundaries.padding_fraction([2**62] * 3, [2**62])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,10 @@ def test_padded_totals_beyond_64_bits_are_refused():
         ([True, False], TypeError, "lengths must be integers; got bool"),
         (["a"], TypeError, "lengths must be integers; got <U1"),
         ([[1, 2]], ValueError, r"lengths must be 1-D; got 2-D, shape \(1, 2\)"),
+        ([[1], [1, 2]], ValueError, "lengths must be 1-D; got nested sequences"),
+        (iter([1, 2]), TypeError, "1-D array or list of 64-bit integers; got an entry of type lis"),
+        ([2**70], TypeError, "1-D array or list of 64-bit integers; got an entry of type int"),
+        (None, TypeError, "got an entry of type NoneType"),
         (5, ValueError, r"lengths must be 1-D; got 0-D"),
         ([3, -2], ValueError, r"lengths must be at least 0; lengths\[1\] is -2"),
         ([0, 0], ValueError, "all lengths are 0: there is nothing to pad"),

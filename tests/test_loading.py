@@ -137,7 +137,7 @@ def test_a_state_of_something_else_is_refused(change, message):
         Loader(**{**arguments, **change}).set_state(state)
 
 
-def test_a_state_that_is_none_is_refused_and_changes_nothing():
+def test_a_state_that_is_none_is_refused_and_changes_nothing(unchecked):
     loader = Loader(make_source([3] * 4), BucketSpec((3,), (2,)), seed=1)
     state = loader.get_state()
     with pytest.raises(ValueError, match="not a loader state: it lacks epoch, fingerprint"):
@@ -146,6 +146,10 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
         loader.set_state({**state, "seed": 5, "step": 2})
     with pytest.raises(ValueError, match="epoch must be at least 0; got -1"):
         loader.set_state({**state, "epoch": -1})
+    with pytest.raises(ValueError, match="seed must be at least 0; got -1"):
+        loader.set_state({**state, "seed": -1})
+    with pytest.raises(TypeError, match="step must be an integer; got 1.5"):
+        loader.set_state({**state, "step": 1.5})
     assert loader.get_state() == state
 
 
@@ -320,3 +324,20 @@ def test_the_length_is_what_all_arrays_but_the_labels_share():
     source = [{"x": np.ones((4, 2)), "y": np.ones(4), "labels": np.ones(2), "speaker": 3}]
     lengths, label_lengths = measure_lengths(source)
     assert (lengths.tolist(), label_lengths.tolist()) == ([4], [2])
+
+
+def test_a_loader_has_one_position_and_a_second_loop_takes_it():
+    loader = Loader(make_source([3] * 10), BucketSpec((3,), (2,)))
+    first = iter(loader)
+    seen = next(first).indices.tolist()
+    seen += [index for batch in loader for index in batch.indices.tolist()]
+    assert sorted(seen) == list(range(10))
+    with pytest.raises(RuntimeError, match="another loop over this loader, .* make a second Load"):
+        next(first)
+    assert (loader.epoch, loader.step) == (1, 0)
+    third = iter(loader)
+    next(third)
+    loader.seek(epoch=0)
+    with pytest.raises(RuntimeError, match="seek or set_state, has begun since"):
+        next(third)
+    assert "bucketjax-prefetch" not in {thread.name for thread in threading.enumerate()}

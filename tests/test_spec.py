@@ -193,9 +193,18 @@ def test_a_strategy_may_be_a_function():
     assert spec.boundaries == (10, 20)
 
 
+def test_a_strategy_of_the_users_that_leaves_the_longest_out_is_refused():
+    with pytest.raises(ValueError, match="1 of 1 lengths exceed the last boundary 5"):
+        BucketSpec.fit([3, 40], num_buckets=1, batch_size=1, strategy=lambda *_, **__: [5])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            BucketSpec((1, 2), (1, 1), label_lengths=(3, 3)).to_json().replace("3", "null", 1),
+            "label_length is given for some shapes and null for others",
+        ),
         ("{", "the text is not JSON"),
         ("[]", r'expected \{"format": "bucketjax.BucketSpec"'),
         ('{"format": "bucketjax.BucketSpec", "version": 2}', "version 2 is not known here"),

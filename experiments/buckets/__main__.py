@@ -199,5 +199,5 @@ def _write(path: Path, content: Any) -> None:
 if __name__ == "__main__":
     try:
         main(tyro.cli(Config, description=Config.__doc__))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
