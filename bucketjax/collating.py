@@ -220,7 +220,10 @@ def layouts_of(
 
 
 def check_pad(pad: Mapping[str, Pad], spec: BucketSpec) -> None:
-    """Raises ValueError for a kind of padding that does not exist, or that the spec lacks."""
+    """Raises ValueError for a kind of padding that does not exist, or that the spec lacks.
+
+    >>> check_pad({"labels": "label_length"}, BucketSpec((5,), (2,), label_lengths=(3,)))
+    """
     for name, kind in pad.items():
         if kind not in get_args(Pad):
             allowed = ", ".join(get_args(Pad))

@@ -338,7 +338,7 @@ def _on_event(event: str, **_: Any) -> None:
         _this_thread.cache_hit = True
 
 
-def _on_start(event: str, value: float, **kwargs: Any) -> None:
+def _on_start(event: str, value: float | int, **kwargs: Any) -> None:
     if event != _COMPILE:
         return
     _this_thread.cache_hit = False
@@ -355,7 +355,7 @@ def _on_start(event: str, value: float, **kwargs: Any) -> None:
         raise UnexpectedCompilation(name, "")
 
 
-def _on_end(event: str, duration_secs: float, **kwargs: Any) -> None:
+def _on_end(event: str, duration_secs: float | int, **kwargs: Any) -> None:
     if event != _COMPILE:
         return
     name = str(kwargs.get("fun_name", "unknown"))

@@ -292,3 +292,12 @@ def test_arguments_given_by_name_are_described_too():
     with compiles.count() as log:
         step(np.ones(3, np.float32), scale=np.float32(2))
     assert log.compilations[0].shapes == "float32[3], scale float32[]"
+
+
+def test_what_other_libraries_announce_is_none_of_our_business():
+    with compiles.count() as log, compiles.forbid():
+        jax.monitoring.record_scalar("/some/other/library", 0)
+        jax.monitoring.record_event_duration_secs("/some/other/library", 1.0)
+        jax.monitoring.record_event("/some/other/library")
+    assert log.count == 0
+    assert log.other == []
