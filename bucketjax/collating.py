@@ -1,15 +1,4 @@
-"""From the examples of a planned batch to padded arrays.
-
->>> source = [{"features": np.ones((length, 2), np.float32)} for length in (3, 5)]
->>> spec = BucketSpec(boundaries=(6,), batch_sizes=(4,))
->>> planned = PlannedBatch(0, np.array([1, 0, -1, -1]))
->>> layouts = layouts_of(source, 0, spec)
->>> batch = collate(
-...     source, planned, spec, lengths=[3, 5], label_lengths=None, layouts=layouts
-... )
->>> batch.arrays["features"].shape, batch.lengths.tolist(), batch.weights.tolist()
-((4, 6, 2), [5, 3, 1, 1], [1.0, 1.0, 0.0, 0.0])
-"""
+"""From the examples of a planned batch to padded arrays."""
 
 from __future__ import annotations
 
@@ -106,6 +95,14 @@ def collate(
 
     Raises:
       ExampleError: an example that cannot be read, or is not as the layouts and lengths say.
+
+    >>> source, spec = [{"features": np.ones(3)}], BucketSpec((4,), (1,))
+    >>> layouts = {"features": Layout(np.dtype(float), (), "length")}
+    >>> planned = PlannedBatch(0, np.array([0]))
+    >>> collate(
+    ...     source, planned, spec, lengths=[3], label_lengths=None, layouts=layouts
+    ... ).arrays["features"].tolist()
+    [[1.0, 1.0, 1.0, 0.0]]
     """
     bucket, indices = planned
     shape = spec.shapes[bucket]
