@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bucketjax.batching import plan_epoch
+from bucketjax.training.checkpoints import latest_step
 from experiments.buckets import report
 from experiments.buckets.arms import fit_spec
 from experiments.buckets.config import Config
@@ -74,6 +75,23 @@ def test_all_arms_see_the_same_examples_from_the_same_weights(small):
     }
     examples = json.loads((folder / "result.json").read_text())["dataset"]["train_examples"]
     assert set(seen.values()) == {2 * examples}
+
+
+def test_the_trained_model_is_kept_with_its_alphabet(small):
+    folder, _ = small
+    for arm in ("1-0", "3-0", "batch-max-0"):
+        run = json.loads((folder / "runs" / arm / "run.json").read_text())
+        checkpoints = folder / "runs" / arm / "checkpoints"
+        assert latest_step(checkpoints) == run["steps"]
+        kept = json.loads((checkpoints / str(run["steps"]) / "run" / "metadata").read_text())
+        assert len(json.loads(kept["extra"]["alphabet"])) > 10
+
+
+def test_a_target_ends_an_arm_early(tmp_path):
+    flags = ["--num-buckets", "3", "--no-batch-max", "--target-loss", "1000000"]
+    run(*SMALL, *flags, "--workdir", tmp_path / "work")
+    result = json.loads((tmp_path / "work" / "result.json").read_text())
+    assert result["arms"][0]["epochs"] == 1
 
 
 def test_the_files_tell_everything_and_the_figure_is_made_from_them_alone(small):

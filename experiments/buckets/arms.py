@@ -173,7 +173,7 @@ def run_arm(
         )
         compile_seconds = time.perf_counter() - started
         with compiles.forbid(only_watched=True):
-            while train.epoch < config.epochs:
+            while not _is_done(curve, config):
                 epoch = train.epoch
                 started = time.perf_counter()
                 state = loop.train_epoch(
@@ -207,11 +207,8 @@ def run_arm(
                     f"validation loss {found.loss:.3f} nats/example, label error rate "
                     f"{found.label_error_rate:.1%}"
                 )
-                reached = config.target_loss is not None and found.loss <= config.target_loss
-                if reached or train.epoch == config.epochs:
-                    break
-                save()
-                if hooks.stopped():
+                save()  # the last one too: it holds the trained model and its alphabet
+                if hooks.stopped() and not _is_done(curve, config):
                     raise Stopped
     return {
         "arm": arm,
@@ -232,6 +229,14 @@ def run_arm(
         "spec": [shape._asdict() for shape in spec.shapes] if arm != "batch-max" else None,
         "curve": curve,
     }
+
+
+def _is_done(curve: list[dict[str, float]], config: Config) -> bool:
+    if not curve:
+        return False
+    target = config.target_loss
+    reached = target is not None and curve[-1]["validation_loss"] <= target
+    return reached or len(curve) == config.epochs
 
 
 def draw_plan(draw: Any, data: Data, spec: BucketSpec, seed: int, epoch: int) -> Any:
