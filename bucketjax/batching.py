@@ -129,8 +129,8 @@ def plan_epoch(
       shuffle: False keeps the order of the examples within each bucket and takes the buckets
         from short to long; seed and epoch then change nothing.
       remainder: what happens to examples that do not fill a batch of their bucket. "pad" adds
-        filler rows; "merge" moves them upward into the next longer bucket, so that at most the
-        last one has a partial batch; "drop" leaves them out and counts them.
+        filler rows; "merge" moves them upward into the next bucket that holds all of theirs, so
+        that only those without one have a partial batch; "drop" leaves them out and counts them.
       too_long: examples that no bucket holds: "error", "drop" (counted), or "truncate" to the
         last boundary (counted). A label is never truncated.
       label_lengths: label length of each example; used where the spec pads labels.
@@ -156,19 +156,18 @@ def plan_epoch(
     grouped = order[np.argsort(_narrow(bucket, spec.num_buckets)[order], kind="stable")]
     ends = np.cumsum(np.bincount(bucket + 1, minlength=spec.num_buckets + 1))
     rows, buckets, dropped = [], [], [np.empty(0, np.int64)]
-    moved = np.empty(0, np.int64)
+    moved: dict[int, list[np.ndarray]] = {}
     for number, size in enumerate(spec.batch_sizes):
         group = grouped[ends[number] : ends[number + 1]]
-        if len(moved):
-            group = np.concatenate([moved, group])
+        if number in moved:
+            group = np.concatenate([*moved.pop(number), group])
             group = group[np.argsort(group if keys is None else keys[group], kind="stable")]
-            moved = moved[:0]
         partial = len(group) % size
         if partial and remainder == "drop":
             dropped.append(group[len(group) - partial :])
             group = group[: len(group) - partial]
-        elif partial and remainder == "merge" and number < spec.num_buckets - 1:
-            moved = group[len(group) - partial :]
+        elif partial and remainder == "merge" and (above := _above(number, spec)) is not None:
+            moved.setdefault(above, []).append(group[len(group) - partial :])
             group = group[: len(group) - partial]
         elif partial:
             group = np.concatenate([group, np.full(size - partial, -1, np.int64)])
@@ -198,7 +197,7 @@ def plan_mixed_epoch(
 ) -> EpochPlan:
     """The usual practice, to compare with: batches drawn without regard to length.
 
-    Each batch takes the bucket of its longest example. With a spec that has a boundary at every
+    Each batch takes the first bucket that holds all of its examples. With a spec that has a boundary at every
     multiple of some step this is "pad each batch to its own longest, rounded up".
 
     Arguments, result and errors are those of `plan_epoch`; besides, every bucket must have the
@@ -230,7 +229,7 @@ def plan_mixed_epoch(
         dropped, order = np.sort(order[-partial:]), order[:-partial]
     elif partial:
         order = np.concatenate([order, np.full(size - partial, -1, np.int64)])
-    longest = np.where(order < 0, -1, bucket[order]).reshape(-1, size).max(axis=1, initial=-1)
+    longest = _holding(order.reshape(-1, size), lengths, label_lengths, bucket, spec)
     return _in_order(
         longest,
         order,
@@ -240,6 +239,46 @@ def plan_mixed_epoch(
         too_long=left_out,
         truncated=truncated,
     )
+
+
+def _holding(
+    batches: Int[np.ndarray, "batch row"],
+    lengths: ArrayLike,
+    label_lengths: ArrayLike | None,
+    bucket: Int[np.ndarray, " example"],
+    spec: BucketSpec,
+) -> Int[np.ndarray, " batch"]:
+    """The first bucket that holds every example of each batch (-1 is a filler row)."""
+    longest = np.zeros(len(batches), np.int64)
+    longest_label = np.zeros(len(batches), np.int64)
+    shapes = np.array([(length, label or 0) for _, length, label in spec.shapes])
+    filler = batches < 0
+    if not len(batches):
+        return longest
+    real = np.minimum(as_lengths(lengths).astype(np.int64), shapes[:, 0].max())
+    longest = np.where(filler, 0, real[batches]).max(axis=1)
+    if label_lengths is not None and spec.label_lengths is not None:
+        labels = as_lengths(label_lengths, "label_lengths").astype(np.int64)
+        longest_label = np.where(filler, 0, labels[batches]).max(axis=1)
+    found = spec.assign(longest, longest_label)
+    if np.any(found < 0):
+        batch = int(np.argmax(found < 0))
+        raise ValueError(
+            f"no bucket holds a batch of length {longest[batch]} with labels of "
+            f"{longest_label[batch]}, though each of its examples has one: mixed batches need a "
+            "spec whose longest bucket has the longest labels; fit it without label_weight"
+        )
+    return found
+
+
+def _above(number: int, spec: BucketSpec) -> int | None:
+    """The next bucket that holds whatever this one holds."""
+    _, length, label_length = spec.shapes[number]
+    for above in range(number + 1, spec.num_buckets):
+        _, longer, more_labels = spec.shapes[above]
+        if longer >= length and (more_labels or 0) >= (label_length or 0):
+            return above
+    return None
 
 
 def _assign(
@@ -255,25 +294,33 @@ def _assign(
         return bucket, nobody, nobody
     if too_long == "drop":
         return bucket, over, nobody
-    last, labels = spec.boundaries[-1], spec.label_lengths
-    label_over = nobody
-    if label_lengths is not None and labels is not None:
-        label_over = np.flatnonzero(as_lengths(label_lengths, "label_lengths") > labels[-1])
+    last = max(spec.boundaries)
+    cut = np.minimum(lengths[over], last)
+    if label_lengths is None:
+        shortened = spec.assign(cut)
+    else:
+        shortened = spec.assign(cut, as_lengths(label_lengths, "label_lengths")[over])
+    label_over = over[shortened < 0]  # cutting the end off does not make these fit
     if too_long == "error":
         longest = f"the longest has {lengths.max()} time steps, the last bucket {last}"
         if len(label_over):
-            longest += f"; {len(label_over)} labels are longer than its {(labels or (0,))[-1]}"
+            longest += f"; {len(label_over)} labels are longer than {_label_room(spec)}"
         raise ValueError(
             f"{len(over)} of {len(lengths)} examples fit no bucket, the first is example {over[0]} "
             f'({longest}); fit the spec to them, or choose too_long="drop" or "truncate"'
         )
     if len(label_over):
         raise ValueError(
-            f"{len(label_over)} labels are longer than the last bucket's {(labels or (0,))[-1]}, "
+            f"{len(label_over)} labels are longer than {_label_room(spec)}, "
             f"the first is example {label_over[0]}; a label is never truncated: fit the spec with "
             'these label_lengths, or choose too_long="drop"'
         )
-    return np.where(bucket < 0, spec.num_buckets - 1, bucket), nobody, over
+    bucket[over] = shortened
+    return bucket, nobody, over
+
+
+def _label_room(spec: BucketSpec) -> str:
+    return f"the buckets of their length hold (at most {max(spec.label_lengths or (0,))})"
 
 
 def _in_order(

@@ -18,6 +18,8 @@ from jaxtyping import Int
 
 from bucketjax import boundaries as cuts
 from bucketjax.boundaries import ArrayLike
+from bucketjax.planning import Choice, choose_shapes
+from bucketjax.pricing import CostModel
 
 __all__ = ["BucketSpec", "Shape"]
 
@@ -41,16 +43,20 @@ class Shape(NamedTuple):
 class BucketSpec:
     """The padded shape of each bucket; K buckets are K shapes and K compilations.
 
+    An example goes to the first bucket that holds it. Without label lengths that is the shortest
+    one; with them the shapes may be of two dimensions, and stand in the order of their price.
+
     Attributes:
-      boundaries: inclusive upper length of each bucket, in time steps, strictly increasing.
+      boundaries: inclusive upper length of each bucket, in time steps; strictly increasing
+        where there are no label lengths.
       batch_sizes: rows of the **global** batch of each bucket.
-      label_lengths: padded label length of each bucket, never decreasing, so that a longer
-        bucket holds whatever a shorter one does; None where there are no labels to pad.
+      label_lengths: padded label length of each bucket; None where there are no labels to pad.
 
     Raises:
       TypeError: entries that are not integers.
       ValueError: boundaries that do not strictly increase, a batch of no rows, a number of
-        entries that differs, or label lengths that decrease.
+        entries that differs, or a bucket that nothing reaches, because an earlier one holds
+        whatever it holds.
 
     >>> BucketSpec(boundaries=(10, 50), batch_sizes=(64, 8)).num_buckets
     2
@@ -61,7 +67,13 @@ class BucketSpec:
     label_lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        boundaries = tuple(cuts.as_boundaries(self.boundaries).tolist())
+        if self.label_lengths is None:
+            boundaries = tuple(cuts.as_boundaries(self.boundaries).tolist())
+        else:
+            given = cuts.as_lengths(self.boundaries, "boundaries")
+            boundaries = tuple(given.tolist())
+            if min(boundaries) < 1:
+                raise ValueError(f"boundaries must be at least 1; got {list(boundaries)}")
         batch_sizes = _integers(self.batch_sizes, "batch_sizes", len(boundaries))
         for bucket, rows in enumerate(batch_sizes):
             if rows < 1:
@@ -73,11 +85,17 @@ class BucketSpec:
         object.__setattr__(self, "batch_sizes", batch_sizes)
         if self.label_lengths is not None:
             label_lengths = _integers(self.label_lengths, "label_lengths", len(boundaries))
-            if label_lengths[0] < 1 or any(np.diff(label_lengths) < 0):
-                raise ValueError(
-                    "label_lengths must be at least 1 and must not decrease, so that a longer "
-                    f"bucket holds what a shorter one holds; got {list(label_lengths)}"
-                )
+            if min(label_lengths) < 1:
+                raise ValueError(f"label_lengths must be at least 1; got {list(label_lengths)}")
+            pairs = list(zip(boundaries, label_lengths, strict=True))
+            for bucket, (length, label) in enumerate(pairs):
+                for earlier, (wider, longer) in enumerate(pairs[:bucket]):
+                    if wider >= length and longer >= label:
+                        raise ValueError(
+                            f"nothing reaches bucket {bucket} (length {length}, label length "
+                            f"{label}): bucket {earlier} ({wider}, {longer}) comes before it and "
+                            "holds as much; put the cheaper first, or leave it out"
+                        )
             object.__setattr__(self, "label_lengths", label_lengths)
 
     @classmethod
@@ -85,60 +103,76 @@ class BucketSpec:
         cls,
         lengths: ArrayLike,
         *,
-        num_buckets: int,
+        num_buckets: int | str,
         token_budget: int | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Callable[[int], int] | None = None,
         multiple_of: int = 1,
         batch_multiple_of: int = 1,
         strategy: str | Callable[..., ArrayLike] = "optimal",
+        objective: str | None = None,
+        cost: CostModel | None = None,
+        epochs: int = 1,
+        max_buckets: int = 64,
+        keep: ArrayLike = (),
+        longest: int | None = None,
+        too_long: str = "truncate",
         label_lengths: ArrayLike | None = None,
         label_multiple_of: int = 1,
+        label_weight: float | None = None,
         counts: ArrayLike | None = None,
     ) -> BucketSpec:
-        """The spec for these lengths: where to cut, and how many rows a batch of each bucket has.
+        """The cheapest spec for these lengths: where to cut, and how many rows a batch has.
+
+        Arguments and errors are those of `planning.choose_shapes`, which besides tells what was
+        assumed and what other numbers of buckets would cost. The most used:
 
         Args:
           lengths: real length of each example, in time steps.
-          num_buckets: most buckets; fewer where there are fewer distinct lengths.
+          num_buckets: most buckets; fewer where there are fewer distinct lengths. "auto" takes
+            the number that costs the fewest seconds, compilations included.
           token_budget: most padded time steps in a global batch. Each bucket takes the most
             rows that fit.
           batch_size: rows of a global batch. With a token budget too, the smaller of the two.
           multiple_of: each boundary is a multiple of this many time steps.
           batch_multiple_of: each batch size is a multiple of this: the number of devices.
-          strategy: a name in `boundaries.STRATEGIES`, or a function with the same arguments.
+          cost, epochs: seconds of steps and compilations, and how long the run will be; with
+            them seconds are minimised, and padding otherwise.
           label_lengths: label length of each example; fits a padded label length per bucket.
-          label_multiple_of: each padded label length is a multiple of this.
-          counts: how often each entry of `lengths` (and `label_lengths`) occurs.
-
-        Raises:
-          TypeError: an argument of the wrong type.
-          ValueError: lengths that cannot be planned for (see `boundaries.optimal`), neither a
-            budget nor a batch size, or a bucket whose batch cannot be both within the budget
-            and a multiple of `batch_multiple_of`: the message names it and says what would do.
+          label_weight: makes shapes of two dimensions, (length, label length).
 
         >>> BucketSpec.fit([5, 9, 9, 20], num_buckets=2, batch_size=8, label_lengths=[1, 2, 3, 4])
         BucketSpec(boundaries=(9, 20), batch_sizes=(8, 8), label_lengths=(3, 4))
         """
-        if isinstance(strategy, str):
-            if strategy not in cuts.STRATEGIES:
-                allowed = ", ".join(sorted(cuts.STRATEGIES))
-                raise ValueError(f"unknown strategy {strategy!r}; choose one of {allowed}")
-            strategy = cuts.STRATEGIES[strategy]
-        longest = int(cuts.as_lengths(lengths).max())
-        chosen = cuts.as_boundaries(
-            strategy(lengths, num_buckets=num_buckets, multiple_of=multiple_of, counts=counts)
+        choice = choose_shapes(
+            lengths,
+            num_buckets=num_buckets,
+            token_budget=token_budget,
+            batch_size=batch_size,
+            multiple_of=multiple_of,
+            batch_multiple_of=batch_multiple_of,
+            strategy=strategy,
+            objective=objective,
+            cost=cost,
+            epochs=epochs,
+            max_buckets=max_buckets,
+            keep=keep,
+            longest=longest,
+            too_long=too_long,
+            label_lengths=label_lengths,
+            label_multiple_of=label_multiple_of,
+            label_weight=label_weight,
+            counts=counts,
         )
-        cuts.assign([longest], chosen)  # a function of the user's might leave the longest out
-        padded_labels = None
-        if label_lengths is not None:
-            padded_labels = _fit_label_lengths(
-                lengths, label_lengths, counts, chosen, label_multiple_of
-            )
-        return cls(
-            boundaries=tuple(chosen.tolist()),
-            batch_sizes=_fit_batch_sizes(chosen, token_budget, batch_size, batch_multiple_of),
-            label_lengths=padded_labels,
-        )
+        return cls.of(choice)
+
+    @classmethod
+    def of(cls, choice: Choice) -> BucketSpec:
+        """The shapes that `planning.choose_shapes` chose, as a spec.
+
+        >>> BucketSpec.of(choose_shapes([5, 9, 9, 20], num_buckets=2, batch_size=8)).boundaries
+        (9, 20)
+        """
+        return cls(choice.boundaries, choice.batch_sizes, choice.label_lengths)
 
     @property
     def num_buckets(self) -> int:
@@ -166,16 +200,21 @@ class BucketSpec:
         array([ 0,  1,  1, -1])
         """
         lengths = cuts.as_lengths(lengths)
-        bucket = np.searchsorted(self.boundaries, lengths, side="left")
-        if label_lengths is not None and self.label_lengths is not None:
-            label_lengths = cuts.as_lengths(label_lengths, "label_lengths")
-            if label_lengths.shape != lengths.shape:
+        if self.label_lengths is None:
+            bucket = np.searchsorted(self.boundaries, lengths, side="left")
+            return np.where(bucket < self.num_buckets, bucket, -1)
+        fits_label = np.zeros(len(lengths), np.int64)  # without labels, all of them fit
+        if label_lengths is not None:
+            fits_label = cuts.as_lengths(label_lengths, "label_lengths")
+            if fits_label.shape != lengths.shape:
                 raise ValueError(
-                    f"{len(label_lengths)} label lengths for {len(lengths)} lengths; give one each"
+                    f"{len(fits_label)} label lengths for {len(lengths)} lengths; give one each"
                 )
-            by_label = np.searchsorted(self.label_lengths, label_lengths, side="left")
-            bucket = np.maximum(bucket, by_label)
-        return np.where(bucket < self.num_buckets, bucket, -1)
+        bucket = np.full(len(lengths), -1, np.int64)
+        for number in reversed(range(self.num_buckets)):
+            holds = lengths <= self.boundaries[number]
+            bucket[holds & (fits_label <= self.label_lengths[number])] = number
+        return bucket
 
     def to_json(self) -> str:
         """The spec as one line of JSON: a list of shapes, shortest first.
@@ -237,58 +276,3 @@ def _integers(values: Sequence[Any], name: str, expected: int) -> tuple[int, ...
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"{name} must be integers; got {values!r}")
     return tuple(array.tolist())
-
-
-def _fit_batch_sizes(
-    boundaries: Int[np.ndarray, " bucket"],
-    token_budget: int | None,
-    batch_size: int | None,
-    batch_multiple_of: int,
-) -> tuple[int, ...]:
-    multiple = cuts.at_least_one(batch_multiple_of, "batch_multiple_of")
-    if token_budget is None and batch_size is None:
-        raise ValueError("give token_budget, batch_size, or both: how large may a batch be?")
-    rows = None if batch_size is None else cuts.at_least_one(batch_size, "batch_size")
-    if rows is not None and rows % multiple:
-        nearest = f"{rows // multiple * multiple} or " if rows > multiple else ""
-        raise ValueError(
-            f"batch_size={rows} is not a multiple of batch_multiple_of={multiple} (the number "
-            f"of devices); {nearest}{-(-rows // multiple) * multiple} would do"
-        )
-    if token_budget is None:
-        assert rows is not None
-        return (rows,) * len(boundaries)
-    budget = cuts.at_least_one(token_budget, "token_budget")
-    # The longest bucket needs most: what suits it suits all.
-    needed = int(boundaries[-1]) * multiple
-    if budget < needed:
-        raise ValueError(
-            f"bucket {len(boundaries) - 1} pads to {boundaries[-1]} time steps, so its smallest "
-            f"batch of {multiple} row(s) has {needed}, over token_budget={budget}; raise "
-            f"token_budget to {needed} or more, drop the longest examples, or use fewer devices"
-        )
-    within = budget // boundaries // multiple * multiple
-    return tuple((within if rows is None else np.minimum(within, rows)).tolist())
-
-
-def _fit_label_lengths(
-    lengths: ArrayLike,
-    label_lengths: ArrayLike,
-    counts: ArrayLike | None,
-    boundaries: Int[np.ndarray, " bucket"],
-    label_multiple_of: int,
-) -> tuple[int, ...]:
-    multiple = cuts.at_least_one(label_multiple_of, "label_multiple_of")
-    bucket = cuts.assign(lengths, boundaries)
-    label_lengths = cuts.as_lengths(label_lengths, "label_lengths")
-    if label_lengths.shape != bucket.shape:
-        raise ValueError(
-            f"{len(label_lengths)} label lengths for {len(bucket)} lengths; give one each"
-        )
-    if counts is not None:
-        present = np.asarray(counts) > 0
-        bucket, label_lengths = bucket[present], label_lengths[present]
-    longest = np.ones(len(boundaries), np.int64)
-    np.maximum.at(longest, bucket, label_lengths)
-    padded = -(-np.maximum.accumulate(longest) // multiple) * multiple
-    return tuple(padded.tolist())

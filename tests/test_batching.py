@@ -204,7 +204,9 @@ def test_too_long_can_be_dropped_or_truncated_and_is_counted(case, remainder):
 def test_a_label_that_fits_no_bucket():
     spec = BucketSpec((8, 16), (2, 2), label_lengths=(2, 4))
     arguments = {"seed": 0, "epoch": 0, "label_lengths": [2, 5]}
-    with pytest.raises(ValueError, match="1 labels are longer than its 4"):
+    with pytest.raises(
+        ValueError, match=r"1 labels are longer than the buckets of their length hold \(at most 4"
+    ):
         plan_epoch([3, 3], spec, **arguments)
     with pytest.raises(ValueError, match="a label is never truncated"):
         plan_epoch([3, 3], spec, too_long="truncate", **arguments)

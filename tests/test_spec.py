@@ -151,7 +151,11 @@ def test_shapes():
         ),
         ({"batch_sizes": (4,)}, ValueError, r"batch_sizes must have one entry per boundary \(2\)"),
         ({"batch_sizes": (4, 2.0)}, TypeError, "batch_sizes must be integers"),
-        ({"label_lengths": (5, 3)}, ValueError, r"must not decrease.*got \[5, 3\]"),
+        (
+            {"boundaries": (20, 10), "label_lengths": (5, 3)},
+            ValueError,
+            r"nothing reaches bucket 1 \(length 10, label length 3\): bucket 0 \(20, 5\) comes",
+        ),
         ({"label_lengths": (0, 3)}, ValueError, "label_lengths must be at least 1"),
     ],
 )
@@ -173,7 +177,7 @@ def test_construction_refuses(unchecked, arguments, error, message):
         ({"batch_size": 30, "batch_multiple_of": 8}, "24 or 32 would do"),
         (
             {"token_budget": 15},
-            r"bucket 1 pads to 20 time steps, so its smallest batch of 1 row\(s\) has 20, over "
+            r"the last bucket pads to 20 time steps, so its smallest batch of 1 row\(s\) has 20, over "
             "token_budget=15; raise token_budget to 20 or more",
         ),
         ({"batch_size": 1, "strategy": "best"}, "unknown strategy 'best'; choose one of equal_dur"),
