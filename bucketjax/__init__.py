@@ -17,29 +17,51 @@ from bucketjax import (
     boundaries,
     collating,
     compiles,
+    costs,
+    explaining,
+    exploring,
     loading,
     parallel,
+    planning,
     prefetching,
+    sketching,
     spec,
 )
 from bucketjax.batching import EpochPlan, plan_epoch
+from bucketjax.costs import CostModel
+from bucketjax.explaining import drift, explain
+from bucketjax.exploring import explore
 from bucketjax.loading import Batch, ExampleError, Loader
+from bucketjax.planning import choose_shapes
+from bucketjax.sketching import LengthHistogram, QuantileSketch
 from bucketjax.spec import BucketSpec, Shape
 
 __all__ = [
     "Batch",
     "BucketSpec",
+    "CostModel",
     "EpochPlan",
     "ExampleError",
+    "LengthHistogram",
     "Loader",
+    "QuantileSketch",
     "Shape",
     "batching",
     "boundaries",
+    "choose_shapes",
     "collating",
     "compiles",
+    "costs",
+    "drift",
+    "explain",
+    "explaining",
+    "explore",
+    "exploring",
     "loading",
     "parallel",
     "plan_epoch",
+    "planning",
     "prefetching",
+    "sketching",
     "spec",
 ]

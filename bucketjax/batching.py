@@ -197,8 +197,9 @@ def plan_mixed_epoch(
 ) -> EpochPlan:
     """The usual practice, to compare with: batches drawn without regard to length.
 
-    Each batch takes the first bucket that holds all of its examples. With a spec that has a boundary at every
-    multiple of some step this is "pad each batch to its own longest, rounded up".
+    Each batch takes the first bucket that holds all of its examples. With a spec that has a
+    boundary at every multiple of some step this is "pad each batch to its own longest, rounded
+    up".
 
     Arguments, result and errors are those of `plan_epoch`; besides, every bucket must have the
     same batch size, and `remainder` must be "pad" or "drop", since there is only one remainder.

@@ -191,7 +191,7 @@ def _product(
 ) -> Shapes:
     lengths = cuts.optimal(pairs[:, 0], num_buckets=num_lengths, counts=weights)
     labels = cuts.optimal(pairs[:, 1], num_buckets=num_label_lengths, counts=weights)
-    used = np.unique(
+    return np.unique(
         np.stack(
             [
                 lengths[cuts.assign(pairs[:, 0], lengths)],
@@ -201,7 +201,6 @@ def _product(
         ),
         axis=0,
     )
-    return used
 
 
 def _exchanged(

@@ -124,7 +124,7 @@ class Choice:
                     word = "more" if more >= 0 else "less"
                     others.append(f"with {_shapes(count)} {_number(abs(more))} {word}")
             lines.append("; ".join([total, ", ".join(others)] if others else [total]))
-        lines += [f"assumed: {text}" for text in self.assumed]
+        lines += [f"rests on: {text}" for text in self.assumed]
         if self.num_too_long:
             lines.append(f"{self.num_too_long} examples are longer than the cap")
         if self.num_infeasible is not None:

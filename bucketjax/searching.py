@@ -42,32 +42,23 @@ class Search:
         self.rows_for(cuts.round_up(self.values[-1:], self.multiple_of))  # fail early
         assumed = [] if self.objective == "padding" else ['an epoch has the batches of "pad"']
         if self.objective == "seconds":
-            assumed = [self.cost.source, f"{self.epochs} epoch(s)", *assumed]
+            run = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+            assumed = [f"{run}; {self.cost.source}", *assumed]
         found: dict[int, Int[np.ndarray, " bucket"]] = {}  # by the number that was asked for
         if strategy is not cuts.optimal:
             if np.size(np.asarray(self.keep, object)):
                 raise ValueError('keep needs the strategy "optimal": others decide by themselves')
             named = strategy in cuts.STRATEGIES.values()
             counts = range(1, most + 2) if named or self.objective != "padding" else [most]
-            found = {count: self._cut(strategy, count) for count in counts}
+            found = {count: self.cut(strategy, count) for count in counts}
         elif self.objective == "padding":
             _, _, kept = self._candidates(most)
             fewest = max(int(kept.sum()) + int(not kept[-1]), most - 1)
             for count in sorted({fewest, most, most + 1}):
-                found[count] = self._cut(strategy, count, keep=self.keep)
+                found[count] = self.cut(strategy, count, keep=self.keep)
         else:
-            padded, num_examples, kept = self._candidates(most)
-            if len(padded) > MOST_CANDIDATES:
-                padded, num_examples, kept, step = self._coarse(padded, num_examples, kept)
-                assumed.append(
-                    f"boundaries are those next to multiples of {step}, because there are over "
-                    f"{MOST_CANDIDATES} distinct lengths"
-                )
-            rows = self.rows_for(padded)
-            per_step, per_shape = self._prices(padded, rows)
-            most_cuts = min(most + 1, len(padded))
-            _, every = cheapest_batches(num_examples, rows, per_step, per_shape, most_cuts, kept)
-            found = {len(ends): padded[ends] for ends in every if len(ends)}
+            found, coarseness = self.cheapest(most)
+            assumed += coarseness
         totals = np.full(max(map(len, found.values())), np.inf)
         for boundaries in found.values():
             total = self.total(boundaries)
@@ -77,6 +68,22 @@ class Search:
         # Where filler counts, fewer may be better.
         allowed = [boundaries for count, boundaries in sorted(found.items()) if count <= most]
         return min(allowed, key=self.total), totals, assumed
+
+    def cheapest(self, most: int) -> tuple[dict[int, Int[np.ndarray, " _bucket"]], list[str]]:
+        """The cheapest boundaries of each number up to `most` + 1, whole batches counted."""
+        padded, num_examples, kept = self._candidates(most)
+        assumed = []
+        if len(padded) > MOST_CANDIDATES:
+            padded, num_examples, kept, step = self._coarse(padded, num_examples, kept)
+            assumed.append(
+                f"boundaries are those next to multiples of {step}, because there are over "
+                f"{MOST_CANDIDATES} distinct lengths"
+            )
+        rows = self.rows_for(padded)
+        per_step, per_shape = self._prices(padded, rows)
+        most_cuts = min(most + 1, len(padded))
+        _, every = cheapest_batches(num_examples, rows, per_step, per_shape, most_cuts, kept)
+        return {len(ends): padded[ends] for ends in every if len(ends)}, assumed
 
     def total(self, boundaries: Int[np.ndarray, " bucket"]) -> float:
         """What these boundaries cost, in the objective's unit."""
@@ -96,7 +103,8 @@ class Search:
         per_step = self.cost.step_seconds(rows, padded) * self.epochs
         return per_step, np.full(len(padded), float(self.cost.compile_seconds))
 
-    def _cut(self, cut: Strategy, count: int, **more: Any) -> Int[np.ndarray, " bucket"]:
+    def cut(self, cut: Strategy, count: int, **more: Any) -> Int[np.ndarray, " bucket"]:
+        """The boundaries of a strategy, checked: a user's own might leave the longest out."""
         chosen = cuts.as_boundaries(
             cut(
                 self.values,
@@ -106,7 +114,7 @@ class Search:
                 **more,
             )
         )
-        cuts.assign(self.values[-1:], chosen)  # a user's own might leave the longest out
+        cuts.assign(self.values[-1:], chosen)
         return chosen
 
     def _candidates(

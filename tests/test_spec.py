@@ -177,8 +177,8 @@ def test_construction_refuses(unchecked, arguments, error, message):
         ({"batch_size": 30, "batch_multiple_of": 8}, "24 or 32 would do"),
         (
             {"token_budget": 15},
-            r"the last bucket pads to 20 time steps, so its smallest batch of 1 row\(s\) has 20, over "
-            "token_budget=15; raise token_budget to 20 or more",
+            r"the last bucket pads to 20 time steps, so its smallest batch of 1 row\(s\) has 20, "
+            "over token_budget=15; raise token_budget to 20 or more",
         ),
         ({"batch_size": 1, "strategy": "best"}, "unknown strategy 'best'; choose one of equal_dur"),
         ({"batch_size": 1, "label_lengths": [1]}, "1 label lengths for 3 lengths; give one each"),
