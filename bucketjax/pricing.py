@@ -61,14 +61,22 @@ class CostModel:
           ValueError: where the model's own function gives a negative number or none at all.
         """
         rows, lengths = np.broadcast_arrays(rows, lengths)
+        shape = rows.shape
+        rows, lengths = np.ravel(rows), np.ravel(lengths)
         seconds = np.asarray(self.steps(rows.astype(float), lengths.astype(float)), float)
-        if seconds.shape != rows.shape or not np.all(np.isfinite(seconds)) or np.any(seconds < 0):
+        if seconds.shape != rows.shape:
             raise ValueError(
-                f"the cost model ({self.source}) must give one number of seconds, at least 0, for "
-                f"each shape; for batch size {rows.flat[0]} and length {lengths.flat[0]} it gave "
-                f"{seconds.flat[0] if seconds.size else seconds!r}"
+                f"the cost model ({self.source}) must give one number of seconds for each shape; "
+                f"for {rows.shape} shapes it gave {seconds.shape}"
             )
-        return seconds
+        wrong = np.flatnonzero(~(np.isfinite(seconds) & (seconds >= 0)))
+        if len(wrong):
+            raise ValueError(
+                f"the cost model ({self.source}) must give a number of seconds, at least 0; for "
+                f"batch size {rows.flat[wrong[0]]} and length {lengths.flat[wrong[0]]} it gave "
+                f"{float(seconds.flat[wrong[0]])}"
+            )
+        return seconds.reshape(shape)
 
     @classmethod
     def linear(
