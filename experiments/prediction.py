@@ -47,6 +47,9 @@ class Config:
     num_probes: int = 5
     """Shapes that the cost model is fitted to."""
 
+    probe_repeats: int = 31
+    """How often each of these shapes is timed, in turns; the median counts."""
+
     repeats: int = 3
     """Epochs of each bucket count, in turns; the median counts."""
 
@@ -98,7 +101,7 @@ def main(config: Config) -> None:
         num_shapes=config.num_probes,
         label_lengths=source.label_lengths,
     )
-    measured = costs.measure(make_step(), arguments, probes)
+    measured = costs.measure(make_step(), arguments, probes, repeats=config.probe_repeats)
     print(measured.report(), flush=True)
     specs = {
         number: BucketSpec.fit(
