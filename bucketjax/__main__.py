@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,7 @@ def _add_batches(command: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     cost = _cost(options)
-    labels = None
-    if options.label_field is not None:
-        labels = read_lengths(options.lengths, field=options.label_field)
-    lengths = read_lengths(options.lengths, field=options.field)
+    lengths, labels = _read(options)
     choice = choose_shapes(
         lengths,
         num_buckets=options.num_buckets,
@@ -153,13 +151,11 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    spec = BucketSpec.from_json(options.spec.read_text())
-    labels = None
-    if options.label_field is not None:
-        labels = read_lengths(options.lengths, field=options.label_field)
+    spec = _load(options.spec, BucketSpec.from_json)
+    lengths, labels = _read(options)
     explained = explain(
         spec,
-        read_lengths(options.lengths, field=options.field),
+        lengths,
         label_lengths=labels,
         cost=_cost(options),
         epochs=options.epochs,
@@ -194,13 +190,38 @@ def _explore(options: argparse.Namespace) -> None:
         plotting.save(plotting.trade_off(found), options.plot)
 
 
+def _read(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The lengths, and the label lengths or None; standard input is read once for both."""
+    if options.label_field is None:
+        return read_lengths(options.lengths, field=options.field), None
+    fields = (options.field, options.label_field)
+    if options.lengths != "-":
+        lengths, labels = (read_lengths(options.lengths, field=field) for field in fields)
+    else:
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input: not text ({error})") from error
+        lengths, labels = (
+            read_lengths("-", field=field, stream=io.StringIO(text)) for field in fields
+        )
+    return lengths, labels
+
+
+def _load(path: Path, from_json: Callable[[str], Any]) -> Any:
+    try:
+        return from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def _cost(options: argparse.Namespace) -> CostModel | None:
     """The cost model of the flags; None where none was given."""
     parts = (options.step_seconds, options.time_step_seconds)
     if options.cost is not None:
         if any(part is not None for part in (*parts, options.compile_seconds)):
             raise ValueError("--cost already says the seconds; give it, or --...-seconds, not both")
-        return CostModel.from_json(options.cost.read_text())
+        return _load(options.cost, CostModel.from_json)
     if all(part is None for part in (*parts, options.compile_seconds)):
         return None
     if all(part is None for part in parts):
@@ -228,8 +249,11 @@ def _write(path: Path | None, text: str) -> None:
         return
     if str(path) == "-":
         print(text)
-    else:
+        return
+    try:
         path.write_text(text + "\n")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def _count_or_auto(text: str) -> int | str:

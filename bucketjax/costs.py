@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 Arguments = Callable[[Shape], tuple[Any, ...]]
+Carry = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Timing(NamedTuple):
@@ -98,10 +99,16 @@ def measure(
     shapes: Sequence[Shape],
     *,
     repeats: int = 7,
+    carry: Carry | None = None,
+    in_a_row: int = 4,
     compile_seconds: float | None = None,
     terms: Sequence[str] = ("step", "length", "time_step", "attention"),
 ) -> Measured:
     """The cost model of a step, from a few shapes: compile, warm, time interleaved, fit robustly.
+
+    A training loop hands over the next step while the device is still at work on the last one.
+    With `carry`, steps are timed as they run there, several in a row; without it each step is
+    timed alone, the hand-over included, which makes short steps look dearer than they are.
 
     Args:
       step: a jitted or `compiles.watch`ed function; it may donate its arguments.
@@ -110,6 +117,10 @@ def measure(
       shapes: what to time: 4 to 8 shapes that differ in length and in rows (see `probe_shapes`).
         Every shape costs a compilation.
       repeats: how often each is timed, in a new random order every time.
+      carry: makes the next call's arguments from the results and the arguments of the last one,
+        as in `lambda results, given: (results[0], *given[1:])`, where a step returns its new
+        state first.
+      in_a_row: how many such calls one timing spans.
       compile_seconds: the price of a compilation, if every shape was compiled before.
       terms: what the seconds may be made of; see `CostModel.fit`.
 
@@ -125,6 +136,7 @@ def measure(
     (2, True)
     """
     at_least_one(repeats, "repeats")
+    calls = 1 if carry is None else at_least_one(in_a_row, "in_a_row")
     shapes = [Shape(*shape) for shape in shapes]
     if len(set(shapes)) < 2:
         raise ValueError(f"measure needs at least 2 different shapes; got {shapes}")
@@ -144,7 +156,7 @@ def measure(
     seconds: list[list[float]] = [[] for _ in shapes]
     for repeat in range(repeats):
         for number in np.random.default_rng(repeat).permutation(len(shapes)):
-            seconds[number].append(_seconds(step, arguments(shapes[number])))
+            seconds[number].append(_seconds(step, arguments(shapes[number]), calls, carry))
     medians = np.median(seconds, axis=1)
     low, high = np.quantile(seconds, [0.25, 0.75], axis=1)
     fitted = CostModel.fit(
@@ -445,8 +457,15 @@ def _device_bytes() -> int:
     return int(stats["bytes_limit"])
 
 
-def _seconds(step: Any, arguments: tuple[Any, ...]) -> float:
+def _seconds(
+    step: Any, arguments: tuple[Any, ...], calls: int = 1, carry: Carry | None = None
+) -> float:
+    """Seconds of a call: the mean of `calls` in a row, each carrying on from the one before."""
     jax.block_until_ready(arguments)
     start = time.perf_counter()
-    jax.block_until_ready(step(*arguments))
-    return time.perf_counter() - start
+    results = step(*arguments)
+    for _ in range(calls - 1):
+        arguments = carry(results, arguments) if carry is not None else arguments
+        results = step(*arguments)
+    jax.block_until_ready(results)
+    return (time.perf_counter() - start) / calls

@@ -25,7 +25,9 @@ class ReadingError(ValueError):
     """A file that does not hold lengths: which, where, and what was expected."""
 
 
-def read_lengths(path: str | Path, *, field: str | None = None) -> Integer[np.ndarray, " example"]:
+def read_lengths(
+    path: str | Path, *, field: str | None = None, stream: Iterable[str] | None = None
+) -> Integer[np.ndarray, " example"]:
     """The lengths in a file, one integer per example.
 
     Text has one length on each line (empty lines and what follows # are skipped); JSON lines, CSV,
@@ -35,6 +37,7 @@ def read_lengths(path: str | Path, *, field: str | None = None) -> Integer[np.nd
     Args:
       path: the file.
       field: the column, key or array. It may be left out where there is only one.
+      stream: lines to read where `path` is `-`, instead of standard input.
 
     Raises:
       ReadingError: no such file, no such field, or something that is not a length; the message
@@ -55,7 +58,7 @@ def read_lengths(path: str | Path, *, field: str | None = None) -> Integer[np.nd
         )
     try:
         if str(path) == "-":
-            lines = _lines(sys.stdin)
+            lines = _lines(sys.stdin if stream is None else stream)
             found = _from_text(lines, name) if field is None else _from_json(lines, name, field)
         elif ending in (".npy", ".npz"):
             found = _from_numpy(Path(path), name, field)
@@ -85,7 +88,7 @@ def read_lengths(path: str | Path, *, field: str | None = None) -> Integer[np.nd
         raise ReadingError(f"{name}: {error}") from error
 
 
-def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+def _lines(file: Iterable[str]) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield number, line.strip()

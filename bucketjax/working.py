@@ -92,8 +92,8 @@ def batch_sizes_for(
         raise ValueError("give token_budget, batch_size, or both: how large may a batch be?")
     most = np.full(len(boundaries), np.iinfo(np.int64).max)
     if callable(batch_size):
-        given = [batch_size(int(length)) for length in boundaries]
-        allowed = np.array([int(rows) for rows in given]) // multiple * multiple
+        given = [_rows(batch_size(int(length)), int(length)) for length in boundaries]
+        allowed = np.array(given) // multiple * multiple
         if np.any(allowed < 1):
             which = int(np.argmax(allowed < 1))
             raise ValueError(
@@ -110,7 +110,7 @@ def batch_sizes_for(
                 f"batch_size={rows} is not a multiple of batch_multiple_of={multiple} (the number "
                 f"of devices); {nearest}{-(-rows // multiple) * multiple} would do"
             )
-        most = np.minimum(most, rows)
+        most = np.minimum(most, _rows(rows, int(boundaries.max())))
     if token_budget is None:
         return most
     budget = cuts.at_least_one(token_budget, "token_budget")
@@ -123,6 +123,21 @@ def batch_sizes_for(
             f"{needed} or more, drop the longest examples, or use fewer devices"
         )
     return np.minimum(budget // boundaries // multiple * multiple, most)
+
+
+def _rows(given: object, length: int) -> int:
+    """The rows of a batch, where they are a number of rows that a 64-bit program can count."""
+    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+        raise TypeError(
+            f"batch_size must give an integer; for length {length} it gave {given!r} "
+            f"({type(given).__name__})"
+        )
+    if int(given) * length >= 2**63:
+        raise ValueError(
+            f"{given} rows of {length} time steps do not fit in 64-bit integers; give a smaller "
+            "batch_size"
+        )
+    return int(given)
 
 
 def feasible(

@@ -50,7 +50,10 @@ class Config:
     probe_repeats: int = 31
     """How often each of these shapes is timed, in turns; the median counts."""
 
-    repeats: int = 3
+    in_a_row: int = 4
+    """Steps that one such timing spans."""
+
+    repeats: int = 5
     """Epochs of each bucket count, in turns; the median counts."""
 
     hidden: int = 64
@@ -101,7 +104,14 @@ def main(config: Config) -> None:
         num_shapes=config.num_probes,
         label_lengths=source.label_lengths,
     )
-    measured = costs.measure(make_step(), arguments, probes, repeats=config.probe_repeats)
+    measured = costs.measure(
+        make_step(),
+        arguments,
+        probes,
+        repeats=config.probe_repeats,
+        carry=lambda results, given: (results[0], *given[1:]),
+        in_a_row=config.in_a_row,
+    )
     print(measured.report(), flush=True)
     specs = {
         number: BucketSpec.fit(

@@ -1,5 +1,6 @@
 """The command line as a user runs it: every kind of file, every kind of broken input."""
 
+import io
 import json
 import subprocess
 import sys
@@ -160,6 +161,24 @@ def test_shapes_of_two_dimensions_from_a_table(tmp_path, capsys):
     assert "labels" in capsys.readouterr().out
 
 
+def test_lengths_and_labels_both_from_standard_input(monkeypatch, capsys):
+    lines = [{"frames": n, "labels": m} for n, m in ((9, 1), (9, 1), (2, 8), (2, 8))]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, lines))))
+    flags = ["--field", "frames", "--label-field", "labels", "--label-weight", "1"]
+    assert main(["plan", "-", *flags, "--num-buckets", "2", "--batch-size", "1"]) == 0
+    assert "labels       8 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"format": "other"}', "\udcff"])
+def test_a_spec_or_a_cost_that_is_none_is_named_with_its_file(tmp_path, capsys, text):
+    lengths, broken = str(write(tmp_path, "a.txt")), tmp_path / "broken.json"
+    broken.write_bytes(text.encode(errors="surrogateescape"))
+    assert main(["explain", lengths, "--spec", str(broken)]) == 2
+    assert f"bucketjax explain: {broken}: " in capsys.readouterr().err
+    assert main(["plan", lengths, "--batch-size", "8", "--cost", str(broken)]) == 2
+    assert f"bucketjax plan: {broken}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -168,6 +187,10 @@ def test_shapes_of_two_dimensions_from_a_table(tmp_path, capsys):
         (["--batch-size", "8", "--cost", "none.json"], "none.json"),
         (["--batch-size", "8", "--compile-seconds", "-1"], "compile_seconds must be a number"),
         (["--batch-size", "8", "--plot", "out.nothing"], "out.nothing|nothing"),
+        (["--batch-size", "8", "--plot", "none/out.png"], "none/out.png"),
+        (["--batch-size", "8", "--json", "none/spec.json"], "none/spec.json: cannot be written"),
+        (["--batch-size", "8", "--json", "/dev/full"], "/dev/full: cannot be written .No space"),
+        (["--batch-size", "9" * 20], "rows of 1000 time steps do not fit in 64-bit integers"),
     ],
 )
 def test_wrong_flags_are_named(tmp_path, capsys, flags, message):

@@ -258,6 +258,8 @@ def test_the_report_says_what_was_assumed_and_saved():
             ValueError,
             "1 repeats for 2 lengths; give one each",
         ),
+        ({"batch_size": lambda length: 12 / length}, TypeError, "for length 9 it gave 1.33"),
+        ({"batch_size": 2**60}, ValueError, "rows of 9 time steps do not fit in 64-bit"),
         ({"batch_size": None}, ValueError, "give token_budget, batch_size, or both"),
         (
             {"cost": CostModel.function(lambda rows, length: -1.0, compile_seconds=1.0)},
