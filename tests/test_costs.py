@@ -83,6 +83,65 @@ def test_the_seconds_are_those_of_the_step(monkeypatch):
     assert max(abs(timing.residual) for timing in measured.timings) < 1e-6
 
 
+def test_steps_are_timed_in_a_row_where_they_carry_on(monkeypatch):
+    # A device that takes a second to hand over and two to compute, and works while the next is
+    # handed over: n steps in a row take 1 + 2n seconds.
+    handed, busy_until, made = [0.0], [0.0], []
+
+    class Step:
+        def __init__(self):
+            self.jitted = jax.jit(lambda count, array: (count + 1, array.sum()))
+            self.lower = self.jitted.lower
+
+        def __call__(self, count, array):
+            handed[0] += 1.0
+            busy_until[0] = max(busy_until[0], handed[0]) + 2.0
+            return count + 1, array.sum()
+
+    def wait(tree):
+        if made and tree is made[-1]:  # arguments that were just made are there already
+            return
+        handed[0] = max(handed[0], busy_until[0])
+
+    def arguments(shape):
+        made.append((np.int32(0), np.ones((shape.batch_size, shape.length), np.float32)))
+        return made[-1]
+
+    seen = []
+
+    def carry(results, given):
+        seen.append(int(results[0]))
+        assert given[0] == results[0] - 1
+        return results[0], *given[1:]
+
+    monkeypatch.setattr(costs.jax, "block_until_ready", wait)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: handed[0])
+    shapes = [Shape(4, 10), Shape(4, 50)]
+
+    def seconds(**options):
+        timed = costs.measure(Step(), arguments, shapes, repeats=3, compile_seconds=1.0, **options)
+        return [timing.seconds for timing in timed.timings]
+
+    assert seconds() == [3.0, 3.0]
+    assert seen == []
+    made.clear()
+    assert seconds(carry=carry, in_a_row=4) == [pytest.approx(9 / 4)] * 2
+    assert seen == 3 * 2 * [1, 2, 3]
+    assert len(made) == 2 + 2 + 3 * 2  # compiled, warmed, timed: once per timing, not per call
+    with pytest.raises(ValueError, match="in_a_row must be at least 1; got 0"):
+        seconds(carry=carry, in_a_row=0)
+
+
+def test_a_donating_step_carries_its_state_on():
+    def advance(results, given):
+        return results, *given[1:]
+
+    measured = costs.measure(
+        make_step(), make_arguments, [Shape(4, 10), Shape(4, 50)], repeats=2, carry=advance
+    )
+    assert all(timing.seconds > 0 for timing in measured.timings)
+
+
 def test_an_epoch_is_timed_with_its_compilations_apart():
     lengths = np.random.default_rng(0).integers(1, 41, 50)
     spec = BucketSpec.fit(lengths, num_buckets=3, batch_size=4)
