@@ -74,9 +74,29 @@ def optimal(
     array([  10, 1000])
     """
     values, occurrences = _checked(lengths, counts, num_buckets, multiple_of)
+    return optimal_up_to(values, occurrences, num_buckets, multiple_of=multiple_of, keep=keep)[-1]
+
+
+def optimal_up_to(
+    values: Int[np.ndarray, " distinct"],
+    occurrences: Int[np.ndarray, " distinct"],
+    num_buckets: int,
+    *,
+    multiple_of: int,
+    keep: ArrayLike,
+) -> list[Int[np.ndarray, " _bucket"]]:
+    """`optimal` for every number of buckets up to `num_buckets`, in the time of the last.
+
+    The numbers below those that `keep` needs are left out, and those above the number of distinct
+    (rounded) lengths.
+
+    >>> optimal_up_to(np.array([1, 2, 9]), np.array([5, 5, 1]), 5, multiple_of=1, keep=[2])
+    [array([2, 9]), array([1, 2, 9])]
+    """
     padded, num_examples, kept = candidates(values, occurrences, multiple_of, keep, num_buckets)
     _check_total(int(padded[-1]) * (int(kept.sum()) + 1), occurrences)
-    return padded[cheapest_cuts(padded, num_examples, min(num_buckets, len(padded)), kept)]
+    every = cheapest_cuts(padded, num_examples, min(num_buckets, len(padded)), kept)
+    return [padded[ends] for ends in every if len(ends)]
 
 
 def quantile(

@@ -16,25 +16,29 @@ __all__ = ["cheapest_batches", "cheapest_cuts"]
 def cheapest_cuts(
     padded: Int[np.ndarray, " distinct"],
     num_examples: Int[np.ndarray, " distinct"],
-    num_cuts: int,
+    most_cuts: int,
     kept: Bool[np.ndarray, " distinct"],
-) -> Int[np.ndarray, " cut"]:
-    """The last distinct length of each of exactly `num_cuts` buckets, of least padded total.
+) -> list[Int[np.ndarray, " _cut"]]:
+    """For every number of buckets from 1 to `most_cuts`: the cuts of least padded total.
 
     A bucket that holds the distinct lengths i..j-1 costs padded[j - 1] * (below[j] - below[i]).
     That satisfies the quadrangle inequality, so the best cut moves monotonically and each layer
     is solved by divide and conquer (Yao 1980, "Efficient dynamic programming using quadrangle
-    inequalities"), level by level in NumPy: O(num_cuts * distinct * log distinct).
+    inequalities"), level by level in NumPy: O(most_cuts * distinct * log distinct).
 
     Args:
       padded: distinct padded lengths, increasing.
       num_examples: how many examples have each.
-      num_cuts: how many buckets, at most as many as there are distinct lengths.
-      kept: which of them must end a bucket; with the last one at most `num_cuts`.
+      most_cuts: most buckets, no more than there are distinct lengths.
+      kept: which of them must end a bucket.
+
+    Returns:
+      For each number of buckets the last distinct length of each; empty where there is no such
+      plan, because more lengths must be kept.
 
     >>> five = np.array([3, 4, 5, 7, 8])
     >>> cheapest_cuts(five, np.array([2, 1, 3, 1, 2]), 3, np.zeros(5, bool))
-    array([0, 2, 4])
+    [array([4]), array([2, 4]), array([0, 2, 4])]
     """
     distinct = len(padded)
     below = np.concatenate([[0], np.cumsum(num_examples)])
@@ -48,7 +52,7 @@ def cheapest_cuts(
     # best[j] is the least padded total of the first j distinct lengths.
     best = height * below + within
     layers = []
-    for layer in range(2, num_cuts + 1):
+    for layer in range(2, most_cuts + 1):
         cut = np.zeros(distinct + 1, np.int32)
         lower = np.full(distinct + 1, -1, np.int64)
         # Ranges of j still to solve, each with the range its best i must lie in.
@@ -79,10 +83,14 @@ def cheapest_cuts(
             )
         best = lower
         layers.append(cut)
-    ends = [distinct]
-    for cut in reversed(layers):
-        ends.append(int(cut[ends[-1]]))
-    return np.array(ends[::-1]) - 1
+    fewest = int(kept[:-1].sum()) + 1
+    cuts = []
+    for count in range(1, most_cuts + 1):
+        ends = [distinct] if count >= fewest else []
+        while ends and len(ends) < count:
+            ends.append(int(layers[count - len(ends) - 1][ends[-1]]))
+        cuts.append(np.array(ends[::-1], np.int64) - 1)
+    return cuts
 
 
 def cheapest_batches(

@@ -159,6 +159,8 @@ def explore(
     for name in strategies:
         if name == "cheapest":
             every, _ = search.cheapest(max(numbers))
+        elif name == "optimal":
+            every = search.least_padded(max(numbers))
         else:
             strategy: Strategy = cuts.STRATEGIES[name]
             every = {number: search.cut(strategy, number) for number in numbers}

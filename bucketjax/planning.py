@@ -209,7 +209,8 @@ def choose_shapes(
     auto = num_buckets == "auto"
     if isinstance(num_buckets, str) and not auto:
         raise ValueError(f'num_buckets must be an integer or "auto"; got {num_buckets!r}')
-    most = cuts.at_least_one(max_buckets if auto else num_buckets, "num_buckets")
+    cap = cuts.at_least_one(max_buckets, "max_buckets")
+    most = cap if auto else cuts.at_least_one(num_buckets, "num_buckets")
     objective = _objective(objective, cost, auto)
     cut = _strategy(strategy)
     epochs = cuts.at_least_one(epochs, "epochs")
@@ -252,6 +253,8 @@ def choose_shapes(
             values, occurrences, multiple_of, keep, objective, cost or ASSUMED, epochs, rows_for
         )
         chosen, totals, assumed = search.run(cut, most)
+        if auto and len(chosen) == most < len(totals) and totals[most] < totals[most - 1]:
+            assumed = [*assumed, f"no more than max_buckets={most}, though more would cost less"]
         padded_labels = None
         if labels is not None:
             padded_labels = _fit_label_lengths(lengths, labels, counts, chosen, label_multiple_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -52,10 +51,8 @@ class Search:
             counts = range(1, most + 2) if named or self.objective != "padding" else [most]
             found = {count: self.cut(strategy, count) for count in counts}
         elif self.objective == "padding":
-            _, _, kept = self._candidates(most)
-            fewest = max(int(kept.sum()) + int(not kept[-1]), most - 1)
-            for count in sorted({fewest, most, most + 1}):
-                found[count] = self.cut(strategy, count, keep=self.keep)
+            self._candidates(most)  # fail where `most` is too few, not one more
+            found = self.least_padded(most + 1)
         else:
             found, coarseness = self.cheapest(most)
             assumed += coarseness
@@ -68,6 +65,13 @@ class Search:
         # Where filler counts, fewer may be better.
         allowed = [boundaries for count, boundaries in sorted(found.items()) if count <= most]
         return min(allowed, key=self.total), totals, assumed
+
+    def least_padded(self, most: int) -> dict[int, Int[np.ndarray, " _bucket"]]:
+        """The boundaries of least padding of each number up to `most`."""
+        every = cuts.optimal_up_to(
+            self.values, self.occurrences, most, multiple_of=self.multiple_of, keep=self.keep
+        )
+        return {len(boundaries): boundaries for boundaries in every}
 
     def cheapest(self, most: int) -> tuple[dict[int, Int[np.ndarray, " _bucket"]], list[str]]:
         """The cheapest boundaries of each number up to `most` + 1, whole batches counted."""
@@ -87,11 +91,12 @@ class Search:
 
     def total(self, boundaries: Int[np.ndarray, " bucket"]) -> float:
         """What these boundaries cost, in the objective's unit."""
-        bucket = np.searchsorted(boundaries, self.values)
+        below = np.concatenate([[0], np.cumsum(self.occurrences)])
+        ends = np.searchsorted(self.values, boundaries, side="right")
+        num_examples = np.diff(below[ends], prepend=0)
         if self.objective == "padding":
-            return float(boundaries[bucket] @ self.occurrences)
+            return float(boundaries @ num_examples)
         rows = self.rows_for(boundaries)
-        num_examples = np.bincount(bucket, self.occurrences, len(boundaries)).astype(np.int64)
         per_step, per_shape = self._prices(boundaries, rows)
         return float((-(-num_examples // rows)) @ per_step + per_shape.sum())
 
@@ -103,7 +108,7 @@ class Search:
         per_step = self.cost.step_seconds(rows, padded) * self.epochs
         return per_step, np.full(len(padded), float(self.cost.compile_seconds))
 
-    def cut(self, cut: Strategy, count: int, **more: Any) -> Int[np.ndarray, " bucket"]:
+    def cut(self, cut: Strategy, count: int) -> Int[np.ndarray, " bucket"]:
         """The boundaries of a strategy, checked: a user's own might leave the longest out."""
         chosen = cuts.as_boundaries(
             cut(
@@ -111,7 +116,6 @@ class Search:
                 num_buckets=count,
                 multiple_of=self.multiple_of,
                 counts=self.occurrences,
-                **more,
             )
         )
         cuts.assign(self.values[-1:], chosen)

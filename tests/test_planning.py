@@ -107,6 +107,24 @@ def test_a_long_run_affords_more_shapes_than_a_short_one(data_dir):
     assert found[0] < found[-1] - 5
 
 
+@given(some_lengths, st.integers(1, 4))
+def test_auto_stays_within_its_cap_and_says_when_that_costs(lengths, cap):
+    arguments = {"num_buckets": "auto", "batch_size": 2, "cost": COST, "epochs": 20}
+    free = choose_shapes(lengths, **arguments)
+    capped = choose_shapes(lengths, max_buckets=cap, **arguments)
+    assert capped.num_buckets <= cap
+    if free.num_buckets <= cap:
+        assert capped.boundaries == free.boundaries
+    costs = [
+        run_cost(lengths, boundaries, lambda _: 2, "seconds", 20)
+        for boundaries in every_choice(lengths, 99, 1)
+        if len(boundaries) == cap + 1
+    ]
+    one_more_helps = min(costs, default=np.inf) < capped.totals[capped.num_buckets - 1]
+    told = f"no more than max_buckets={cap}, though more would cost less" in capped.report()
+    assert told == (one_more_helps and capped.num_buckets == cap)
+
+
 @given(some_lengths, st.integers(1, 5), st.integers(2, 6), st.integers(1, 5))
 def test_order_duplication_and_scale(lengths, most, scale, batch_size):
     arguments = {"num_buckets": most, "objective": "time_steps"}
@@ -249,6 +267,7 @@ def test_the_report_says_what_was_assumed_and_saved():
         ({"objective": "speed"}, ValueError, "unknown objective 'speed'; choose one of padding"),
         ({"too_long": "error"}, ValueError, "unknown too_long 'error'; choose truncate or drop"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1; got 0"),
+        ({"max_buckets": 0}, ValueError, "max_buckets must be at least 1; got 0"),
         ({"longest": 0}, ValueError, "longest must be at least 1; got 0"),
         ({"strategy": "uniform", "keep": [8]}, ValueError, 'keep needs the strategy "optimal"'),
         ({"label_weight": 1.0}, ValueError, "it needs label_lengths"),
