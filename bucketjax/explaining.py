@@ -201,7 +201,9 @@ def explain(
     if repeats is not None or subsampling is not None:
         if labels is None:
             raise ValueError("repeats and subsampling need label_lengths, to tell what is feasible")
-        good = feasible(lengths, labels, repeats=repeats, subsampling=subsampling or 1)
+        good = feasible(
+            lengths, labels, repeats=repeats, subsampling=1 if subsampling is None else subsampling
+        )
         infeasible = int(times[~good].sum())
     rows = tuple(
         Row(number, length, label, size, *_figures(work, [number]), cost.compile_seconds, seconds)
@@ -239,8 +241,8 @@ class Drift:
 
     Attributes:
       num_examples: how many examples there are.
-      num_too_long: how many of them the old spec does not hold; both plans are compared without
-        them.
+      num_too_long: how many of them the old spec does not hold. The plans are compared on the
+        examples that both hold.
       padding_fraction: of the old spec on these lengths.
       new_padding_fraction: of the new one.
       epoch_seconds: seconds of an epoch's steps with the old spec.
@@ -297,7 +299,8 @@ def drift(
       counts: how often each entry of `lengths` occurs.
       cost: seconds of steps and compilations; `pricing.ASSUMED` without.
       options: how the new plan is chosen, as for `planning.choose_shapes`. By default it has as
-        many buckets, and for each length the batch size that the old plan has for it.
+        many buckets, of least padding, and for each length the batch size that the old plan has
+        for it. `num_buckets="auto"` or `objective="seconds"` choose by `cost`.
 
     Raises:
       TypeError, ValueError: lengths that cannot be planned for, or all too long for the old spec.
@@ -312,7 +315,7 @@ def drift(
     lengths, labels, times = _entries(lengths, label_lengths, counts)
     bucket = spec.assign(lengths, labels)
     held = bucket >= 0
-    if not held.any():
+    if not times[held].any():
         raise ValueError(
             f"all {int(times.sum())} examples are too long for the spec (last boundary "
             f"{max(spec.boundaries)}); fit a new one"
@@ -325,7 +328,15 @@ def drift(
     if not {"token_budget", "batch_size"} & set(options):
         options["batch_size"] = rows_of_old
     options = {"num_buckets": spec.num_buckets, "label_lengths": labels, **options}
+    if options["num_buckets"] == "auto" or options.get("objective") == "seconds":
+        options = {"cost": cost, **options}
     new = BucketSpec.of(choose_shapes(lengths, counts=times, **options))
+    # With a cap on its longest, the new plan may not hold all that the old one does.
+    held &= new.assign(lengths, labels) >= 0
+    if not times[held].any():
+        raise ValueError(
+            "no example fits both plans, so they cannot be compared; give a larger longest"
+        )
 
     def of(which: BucketSpec, assigned: Int[np.ndarray, " entry"]) -> tuple[Work, float]:
         work = work_of(assigned, lengths[held], times[held], which.boundaries, which.batch_sizes)
@@ -339,7 +350,7 @@ def drift(
     saved = now_seconds - then_seconds
     return Drift(
         num_examples=int(times.sum()),
-        num_too_long=int(times[~held].sum()),
+        num_too_long=int(times[bucket < 0].sum()),
         padding_fraction=now.padding_fraction,
         new_padding_fraction=then.padding_fraction,
         epoch_seconds=now_seconds,

@@ -211,6 +211,10 @@ def choose_shapes(
         raise ValueError(f'num_buckets must be an integer or "auto"; got {num_buckets!r}')
     cap = cuts.at_least_one(max_buckets, "max_buckets")
     most = cap if auto else cuts.at_least_one(num_buckets, "num_buckets")
+    if cost is not None and not isinstance(cost, CostModel):
+        raise TypeError(
+            f"cost must be a CostModel; got {type(cost).__name__} (costs.measure has it as `.cost`)"
+        )
     objective = _objective(objective, cost, auto)
     cut = _strategy(strategy)
     epochs = cuts.at_least_one(epochs, "epochs")
@@ -300,7 +304,7 @@ def _capped(
     """The lengths under the cap, how many examples are above it, and which entries remain."""
     if too_long not in ("truncate", "drop"):
         raise ValueError(f"unknown too_long {too_long!r}; choose truncate or drop")
-    array = cuts.as_lengths(lengths)
+    array = cuts.as_lengths(lengths).astype(np.int64)  # the cap may be beyond a narrow type
     present = np.ones(len(array), bool)
     if counts is not None:
         cuts.histogram(array, counts=counts)  # for its errors
@@ -337,11 +341,12 @@ def _count_infeasible(
         if repeats.shape != present.shape:
             raise ValueError(f"{len(repeats)} repeats for {len(present)} lengths; give one each")
         repeats = repeats[present]
-    without = ~feasible(lengths, labels, repeats=repeats, subsampling=subsampling or 1)
+    subsampling = 1 if subsampling is None else subsampling
+    without = ~feasible(lengths, labels, repeats=repeats, subsampling=subsampling)
     if without.all():
         raise ValueError(
             "no example has a CTC alignment: every one has fewer frames than labels and adjacent "
-            f"repeats (subsampling={subsampling or 1}); subsample less, or check the lengths"
+            f"repeats (subsampling={subsampling}); subsample less, or check the lengths"
         )
     return int(without.sum() if counts is None else np.asarray(counts)[without].sum())
 

@@ -143,6 +143,11 @@ def _from_csv(file: IO[str], name: str, field: str | None, delimiter: str) -> An
     rows = csv.reader(file, delimiter=delimiter)
     try:
         header = next(rows, [])
+        if len(header) == 1 and field is None and header[0].strip().isdecimal():
+            raise ReadingError(
+                f"{name}, line 1: expected the column's name, got the number {header[0]!r}; add a "
+                "first line with a name, or call the file .txt"
+            )
         column = _one_of(header, field, name, "column")
         found = []
         for row in rows:

@@ -218,3 +218,10 @@ def test_a_number_of_buckets_that_is_none(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "a.txt", "--num-buckets", "few"])
     assert "an integer or \"auto\", not 'few'" in capsys.readouterr().err
+
+
+def test_a_csv_without_header_loses_no_example(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("5\n6\n7\n")
+    with pytest.raises(ReadingError, match="line 1: expected the column's name"):
+        read_lengths(path)

@@ -178,3 +178,22 @@ def test_what_cannot_be_explored_is_refused():
         explore([1, 2], num_buckets=[0], batch_size=1)
     with pytest.raises(ValueError, match="was not explored; choose one of optimal"):
         explore([1, 2], num_buckets=[1], strategies=["optimal"], batch_size=1).best("uniform")
+
+
+def test_a_new_plan_is_chosen_by_the_cost_that_judges_it():
+    lengths = [3] * 40 + [50] * 40 + [100] * 40
+    cost = CostModel.linear(per_time_step=1.0, compile_seconds=0.001)
+    moved = drift(
+        BucketSpec((10, 100), (4, 4)), lengths, num_buckets="auto", batch_size=4, cost=cost
+    )
+    assert moved.new_spec.boundaries == (3, 50, 100)
+    assert moved.new_epoch_seconds < moved.epoch_seconds
+
+
+def test_drift_compares_what_both_plans_hold():
+    old, lengths = BucketSpec((10, 100), (4, 4)), [3] * 40 + [50] * 40 + [100] * 40
+    capped = drift(old, lengths, longest=50, batch_size=4)
+    assert capped.epoch_seconds == drift(old, lengths[:80]).epoch_seconds
+    assert capped.num_too_long == 0
+    with pytest.raises(ValueError, match="too long"):
+        drift(old, [3, 500], counts=[0, 5])

@@ -290,3 +290,19 @@ def test_the_report_says_what_was_assumed_and_saved():
 def test_what_cannot_be_planned_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         choose_shapes([5, 9], **{"num_buckets": 2, "batch_size": 4, **arguments})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_a_cap_beyond_the_lengths_own_type(dtype):
+    lengths = np.array([5, 9], dtype)
+    assert choose_shapes(lengths, num_buckets=2, batch_size=4, longest=300).boundaries == (5, 9)
+
+
+def test_no_subsampling_is_none_not_zero():
+    with pytest.raises(ValueError, match="subsampling must be at least 1"):
+        choose_shapes([5, 9], num_buckets=2, batch_size=4, label_lengths=[1, 1], subsampling=0)
+
+
+def test_a_cost_that_is_no_cost_model(unchecked):
+    with pytest.raises(TypeError, match="cost must be a CostModel; got float"):
+        choose_shapes([5, 9], num_buckets=2, batch_size=4, cost=3.0)
