@@ -194,7 +194,7 @@ def explain(
     at = cuts.at_least_one(epochs, "epochs")
     cost = cost or ASSUMED
     lengths, labels, times = _entries(lengths, label_lengths, counts)
-    bucket = spec.assign(lengths, labels)
+    bucket = _assign(spec, lengths, labels)
     work = work_of(bucket, lengths, times, spec.boundaries, spec.batch_sizes)
     per_step = cost.step_seconds(np.array(spec.batch_sizes), np.array(spec.boundaries))
     infeasible = None
@@ -313,7 +313,7 @@ def drift(
     """
     cost = cost or ASSUMED
     lengths, labels, times = _entries(lengths, label_lengths, counts)
-    bucket = spec.assign(lengths, labels)
+    bucket = _assign(spec, lengths, labels)
     held = bucket >= 0
     if not times[held].any():
         raise ValueError(
@@ -360,6 +360,20 @@ def drift(
         pays_after_epochs=built / saved if saved > 0 else None,
         source=cost.source,
     )
+
+
+def _assign(
+    spec: BucketSpec,
+    lengths: Int[np.ndarray, " entry"],
+    labels: Int[np.ndarray, " entry"] | None,
+) -> Int[np.ndarray, " entry"]:
+    """The bucket of each entry; refuses lengths alone where labels decide, too."""
+    if labels is None and np.any(np.diff(spec.boundaries) <= 0):
+        raise ValueError(
+            "the spec has shapes of two dimensions, and lengths alone do not tell which one holds "
+            "an example: give label_lengths too (on the command line, --label-field)"
+        )
+    return spec.assign(lengths, labels)
 
 
 def _entries(

@@ -304,7 +304,7 @@ def _capped(
     """The lengths under the cap, how many examples are above it, and which entries remain."""
     if too_long not in ("truncate", "drop"):
         raise ValueError(f"unknown too_long {too_long!r}; choose truncate or drop")
-    array = cuts.as_lengths(lengths).astype(np.int64)  # the cap may be beyond a narrow type
+    array = cuts.as_lengths(lengths)
     present = np.ones(len(array), bool)
     if counts is not None:
         cuts.histogram(array, counts=counts)  # for its errors
@@ -312,6 +312,7 @@ def _capped(
     if longest is None:
         return array[present], 0, present
     cap = -(-cuts.at_least_one(longest, "longest") // multiple) * multiple
+    array = array.astype(np.int64)  # the cap may be beyond a narrow type
     over = present & (array > cap)
     num_too_long = int(over.sum() if counts is None else np.asarray(counts)[over].sum())
     if too_long == "drop":

@@ -197,3 +197,11 @@ def test_drift_compares_what_both_plans_hold():
     assert capped.num_too_long == 0
     with pytest.raises(ValueError, match="too long"):
         drift(old, [3, 500], counts=[0, 5])
+
+
+def test_lengths_alone_do_not_explain_shapes_of_two_dimensions():
+    pairs = BucketSpec((10, 10), (4, 4), label_lengths=(2, 8))
+    assert explain(pairs, [9, 9], label_lengths=[1, 5]).total.examples == 2
+    for look in (explain, drift):
+        with pytest.raises(ValueError, match="give label_lengths too"):
+            look(pairs, [9, 9])
