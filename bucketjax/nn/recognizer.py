@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from bucketjax.nn.lstm import LSTM, frame_mask
+from bucketjax.nn.lstm import LSTM
 
 __all__ = ["Recognizer"]
 
@@ -22,6 +21,7 @@ class Recognizer(nnx.Module):
       dropout: share of the units dropped between layers while learning.
       rngs: where the initial weights come from.
 
+    >>> import jax.numpy as jnp
     >>> recognizer = Recognizer(5, 27, hidden=8, layers=1, rngs=nnx.Rngs(0))
     >>> recognizer(jnp.ones((2, 30, 5)), jnp.array([30, 12])).shape
     (2, 30, 27)
@@ -54,9 +54,6 @@ class Recognizer(nnx.Module):
     ) -> Float[Array, "batch time classes"]:
         """Logits of every frame; those of padded frames mean nothing.
 
-        Padding may hold anything, NaN included: it is masked here, at the door. Dropout is the
-        LSTM's: it needs a key, and `learn`.
+        Padding may hold anything, NaN included. Dropout is the LSTM's: it needs a key, and `learn`.
         """
-        mask = frame_mask(lengths, features.shape[1])[..., None]
-        features = jnp.where(mask, features, 0)
         return self.output(self.lstm(features, lengths, dropout_key=dropout_key, learn=learn))
