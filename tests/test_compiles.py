@@ -1,5 +1,7 @@
 """Compilations: counted exactly, forbidden before anything ran, made ahead of time."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -301,3 +303,74 @@ def test_what_other_libraries_announce_is_none_of_our_business():
         jax.monitoring.record_event("/some/other/library")
     assert log.count == 0
     assert log.other == []
+
+
+SECOND_START = """
+import sys, time
+import jax, numpy as np
+from flax import nnx
+from bucketjax import Batch, compiles, parallel
+from bucketjax.nn import Recognizer
+from bucketjax.training import steps
+compiles.persist(sys.argv[1])
+model = Recognizer(5, 30, hidden=32, layers=2, rngs=nnx.Rngs(0))
+optimizer = steps.make_optimizer(learning_rate=0.01, total_steps=10)
+mesh = parallel.data_mesh(1)
+step = compiles.watch(
+    parallel.data_parallel(
+        steps.make_step(model, optimizer), mesh, row_results=steps.ROW_RESULTS
+    )
+)
+state = parallel.replicate(steps.init_state(model, optimizer), mesh)
+batch = Batch(
+    {"features": np.ones((4, 40, 5), np.float32), "labels": np.ones((4, 3), np.int32)},
+    *(np.full(4, n, np.int32) for n in (40, 3)),
+    np.ones(4, np.float32), np.arange(4, dtype=np.int32), np.int32(0),
+)
+batch = parallel.split_rows(batch, mesh)
+start = time.perf_counter()
+with compiles.count() as log:
+    state, metrics = step(state, batch, np.bool_(True))
+    print(float(metrics.loss))
+print(time.perf_counter() - start, log.compilations[0].cached, log.count)
+"""
+
+
+def test_a_second_start_compiles_nothing_and_is_much_sooner_at_its_first_step(tmp_path):
+    def start():
+        done = subprocess.run(
+            [sys.executable, "-c", SECOND_START, str(tmp_path / "new" / "folder")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loss, line = done.stdout.splitlines()[-2:]
+        seconds, cached, count = line.split()
+        return float(loss), float(seconds), cached, count
+
+    first, second = start(), start()
+    assert (first[2], second[2]) == ("False", "True")
+    assert first[0] == second[0]
+    assert first[3] == second[3] == "1"
+    assert second[1] < 0.5 * first[1]  # 0.2 on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"XDG_CACHE_HOME": "/somewhere"}, "/somewhere/bucketjax"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/bucketjax"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/bucketjax"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
+def test_the_users_folder_for_caches(monkeypatch, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(compiles._cache_folder()) == expected
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        compiles.persist(tmp_path / "file" / "cache")

@@ -79,6 +79,33 @@ def test_every_step_is_reported_once_and_in_order():
     assert loader.epoch == 1
 
 
+def test_every_transfer_is_written_out():
+    state, loader, step = make_run(make_task(20), devices=2)
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")  # in all threads, the loader's too
+    try:
+        state = loop.train_epoch(state, loader, step, first_step=0, on_step=lambda _: None)
+        state, found = loop.evaluate(state, loader, step)
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+    assert found.examples == 20
+
+
+def test_a_steps_metrics_are_read_after_the_next_step_was_handed_over():
+    state, loader, step = make_run(make_task(30))
+    events = []
+
+    def handing_over(*arguments):
+        events.append("step")
+        return step(*arguments)
+
+    loop.train_epoch(
+        state, loader, handing_over, first_step=0, on_step=lambda _: events.append("report")
+    )
+    number = events.count("step")
+    assert events == ["step", *["step", "report"] * (number - 1), "report"]
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("count", [39, 40, 41])
 def test_evaluation_counts_each_example_once_whatever_the_batches(devices, count):

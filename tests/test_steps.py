@@ -37,11 +37,13 @@ def make(optimizer=None, dropout=0.0):
     return model, optimizer or optax.sgd(0.5)
 
 
-def run(batch, devices, learn=LEARN, optimizer=None):
+def run(batch, devices, learn=LEARN, optimizer=None, accumulate=1):
     model, optimizer = make(optimizer)
     mesh = parallel.data_mesh(devices)
     step = parallel.data_parallel(
-        steps.make_step(model, optimizer), mesh, row_results=steps.ROW_RESULTS
+        steps.make_step(model, optimizer, accumulate=accumulate),
+        mesh,
+        row_results=steps.ROW_RESULTS,
     )
     state = parallel.replicate(steps.init_state(model, optimizer), mesh)
     return jax.device_get(step(state, parallel.split_rows(batch, mesh), learn))
@@ -79,6 +81,71 @@ def test_the_update_is_that_of_one_plain_gradient_step(devices, seed):
     for found, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert state.step == 1
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 2), (1, 8), (2, 2), (4, 2)])
+def test_in_parts_the_result_is_the_same(devices, accumulate):
+    batch = make_batch(real=(1, 1, 1, 0, 1, 0, 0, 0))  # parts with unequally many real rows
+    batch.lengths[1], batch.label_lengths[1] = 1, 3  # and an infeasible one
+    for learn in (LEARN, LOOK):
+        state, metrics = run(batch, devices, learn, accumulate=accumulate)
+        expected_state, expected = run(batch, 1, learn)
+        assert (metrics.weight, metrics.infeasible) == (3, 1)
+        np.testing.assert_allclose(metrics.loss, expected.loss, rtol=1e-6)
+        np.testing.assert_allclose(metrics.grad_norm, expected.grad_norm, rtol=1e-5)
+        np.testing.assert_array_equal(metrics.classes, expected.classes)
+        for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected_state), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_that_do_not_divide_the_rows_are_refused():
+    with pytest.raises(ValueError, match="4 rows on each device cannot be computed in 3 equal"):
+        run(make_batch(), 2, accumulate=3)
+    with pytest.raises(ValueError, match="accumulate must be at least 1; got 0"):
+        steps.make_step(*make(), accumulate=0)
+
+
+def memory_of(accumulate, chunk=None, rows=16, frames=256):
+    model = Recognizer(3, 5, hidden=16, layers=1, chunk=chunk, rngs=nnx.Rngs(0))
+    optimizer = optax.sgd(0.1)
+    mesh = parallel.data_mesh(1)
+    step = parallel.data_parallel(
+        steps.make_step(model, optimizer, accumulate=accumulate),
+        mesh,
+        row_results=steps.ROW_RESULTS,
+    )
+    batch = Batch(
+        arrays={
+            "features": np.zeros((rows, frames, 3), np.float32),
+            "labels": np.ones((rows, 4), np.int32),
+        },
+        lengths=np.full(rows, frames, np.int32),
+        label_lengths=np.full(rows, 4, np.int32),
+        weights=np.ones(rows, np.float32),
+        indices=np.arange(rows, dtype=np.int32),
+        bucket=np.int32(0),
+    )
+    state = parallel.abstract_like(steps.init_state(model, optimizer), mesh)
+    shapes = state, parallel.abstract_like(batch, mesh, rows=True), LEARN
+    return step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_parts_and_chunks_save_memory():
+    whole = memory_of(1)
+    assert memory_of(8) < 0.3 * whole
+    assert memory_of(1, chunk=16) < 0.7 * whole
+
+
+def test_the_state_is_donated():
+    model, optimizer = make()
+    mesh = parallel.data_mesh(2)
+    step = parallel.data_parallel(
+        steps.make_step(model, optimizer), mesh, row_results=steps.ROW_RESULTS
+    )
+    state = parallel.replicate(steps.init_state(model, optimizer), mesh)
+    after, _ = step(state, parallel.split_rows(make_batch(), mesh), LEARN)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
 
 
 def test_evaluating_gives_the_metrics_and_leaves_the_state_bit_for_bit():

@@ -201,8 +201,7 @@ def _tabulate(logits: Array, lengths: Array, labels: Array, blank: int) -> _Tabl
     chosen = jnp.where(real[..., None], chosen, at_padding)
     # Behind a barrier, or XLA puts the gathering and its transposition into the loop.
     chosen = lax.optimization_barrier(chosen.transpose(1, 2, 0))
-    skips = jnp.ones((states, batch), bool).at[-1].set(False)
-    skips = skips.at[1:-1].set((labels[:, 1:] != labels[:, :-1]).T)
+    skips = jnp.pad(classes[:, 1:] != classes[:, :-1], ((0, 0), (0, 1))).T
     return _Table(logits, normalizers, real, classes, chosen, skips)
 
 

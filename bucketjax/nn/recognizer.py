@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from bucketjax.nn.lstm import LSTM
+from bucketjax.nn.lstm import LSTM, Implementation
 
 __all__ = ["Recognizer"]
 
@@ -19,9 +21,9 @@ class Recognizer(nnx.Module):
       hidden: LSTM units of each direction.
       layers: bidirectional LSTM layers.
       dropout: share of the units dropped between layers while learning.
+      implementation, dtype, chunk: of the LSTM, see there. The logits are float32 always.
       rngs: where the initial weights come from.
 
-    >>> import jax.numpy as jnp
     >>> recognizer = Recognizer(5, 27, hidden=8, layers=1, rngs=nnx.Rngs(0))
     >>> recognizer(jnp.ones((2, 30, 5)), jnp.array([30, 12])).shape
     (2, 30, 27)
@@ -35,14 +37,26 @@ class Recognizer(nnx.Module):
         hidden: int = 128,
         layers: int = 2,
         dropout: float = 0.0,
+        implementation: Implementation = "auto",
+        dtype: DTypeLike | None = None,
+        chunk: int | None = None,
         rngs: nnx.Rngs,
     ):
         if num_classes < 2:
             raise ValueError(
                 f"num_classes must be at least 2, one character and the blank; got {num_classes}"
             )
-        self.lstm = LSTM(channels, hidden, layers=layers, dropout=dropout, rngs=rngs)
-        self.output = nnx.Linear(2 * hidden, num_classes, rngs=rngs)
+        self.lstm = LSTM(
+            channels,
+            hidden,
+            layers=layers,
+            dropout=dropout,
+            implementation=implementation,
+            dtype=dtype,
+            chunk=chunk,
+            rngs=rngs,
+        )
+        self.output = nnx.Linear(2 * hidden, num_classes, dtype=jnp.float32, rngs=rngs)
 
     def __call__(
         self,

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -275,8 +276,8 @@ def _halved(matrix: Array, dtype: Any) -> Array:
     return (matrix * _halves(matrix)).astype(dtype)
 
 
-def _halves(matrix: Array) -> Array:
-    return jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], matrix.dtype), matrix.shape[-1] // 4)
+def _halves(matrix: Array) -> np.ndarray:
+    return np.repeat(np.array([0.5, 0.5, 1.0, 0.5], matrix.dtype), matrix.shape[-1] // 4)
 
 
 def _transposed(matrix: Array, dtype: Any) -> Array:

@@ -1,7 +1,8 @@
 """Run steps over a loader: metrics one step late, a watch on the loss, a clean way to stop.
 
 The metrics of a step are read after the next one was handed to the device, so the device never
-waits for the host.
+waits for the host. Every transfer is written out: the loop runs under
+`jax.transfer_guard("disallow")`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def train_epoch(
     """
     pending: _Pending | None = None
     number = first_step
-    learn = np.bool_(True)
+    learn = _flag(True, state)
     with contextlib.closing(cast(Generator[Any], iter(loader))) as batches:
         for batch in batches:
             state, metrics = step(state, batch, learn)
@@ -144,7 +145,7 @@ def evaluate(
     """
     total = Evaluation(0.0, 0.0, 0, 0, 0, 0)
     pending: tuple[Batch, Metrics] | None = None
-    learn = np.bool_(False)
+    learn = _flag(False, state)
     for batch in loader:
         state, metrics = step(state, batch, learn)
         if pending is not None:
@@ -184,18 +185,22 @@ def stop_on_signal(*signals: int) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+def _flag(value: bool, state: TrainState) -> Any:
+    # Placed once, where the state is: left on the host it would be sent again with every step.
+    return jax.device_put(np.bool_(value), state.step.sharding)
+
+
 def _report(pending: _Pending, on_step: Callable[[StepReport], None] | None) -> None:
-    batch, metrics = pending.batch, jax.device_get(pending.metrics._replace(classes=None))
+    metrics, bucket = jax.device_get((pending.metrics._replace(classes=None), pending.batch.bucket))
     loss_sum = float(metrics.loss)
     if not np.isfinite(loss_sum):
-        raise NonFiniteLoss(
-            loss_sum, pending.step, int(batch.bucket), np.asarray(jax.device_get(batch.indices))
-        )
+        indices = np.asarray(jax.device_get(pending.batch.indices))
+        raise NonFiniteLoss(loss_sum, pending.step, int(bucket), indices)
     if on_step is not None:
         on_step(
             StepReport(
                 step=pending.step,
-                bucket=int(batch.bucket),
+                bucket=int(bucket),
                 loss=loss_sum / max(float(metrics.weight), 1.0),
                 examples=int(metrics.weight + metrics.infeasible),
                 infeasible=int(metrics.infeasible),

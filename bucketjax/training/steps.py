@@ -94,8 +94,12 @@ def make_optimizer(
         warmup_steps=rise,
         decay_steps=max(total_steps, rise + 1),
     )
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm), optax.adamw(schedule, weight_decay=weight_decay)
+    # As one vector: fewer kernels than a few per parameter, which take long to compile.
+    return optax.flatten(
+        optax.chain(
+            optax.clip_by_global_norm(clip_norm),
+            optax.adamw(schedule, weight_decay=weight_decay),
+        )
     )
 
 
@@ -111,7 +115,11 @@ def init_state(model: Recognizer, optimizer: optax.GradientTransformation) -> Tr
 
 
 def make_step(
-    model: Recognizer, optimizer: optax.GradientTransformation, *, dropout_seed: int = 0
+    model: Recognizer,
+    optimizer: optax.GradientTransformation,
+    *,
+    dropout_seed: int = 0,
+    accumulate: int = 1,
 ) -> Callable[[TrainState, Batch, Bool[Array, ""]], tuple[TrainState, Metrics]]:
     """The per-device step `(state, batch, learn) -> (state, metrics)`.
 
@@ -122,15 +130,22 @@ def make_step(
       model: gives the structure; its parameters are in the state.
       optimizer: from `make_optimizer`, or any optax transformation.
       dropout_seed: seed of the units dropped while learning; the step number joins it.
+      accumulate: parts that each device computes its rows in, one after the other, with the memory
+        of one part; without dropout the same result up to rounding, because sums are added up
+        and divided once.
+
+    Raises:
+      ValueError: less than one part; or, when it is traced, rows that the parts do not divide.
     """
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1; got {accumulate}")
     graph, _ = nnx.split(model, nnx.Param)
     with_dropout = model.lstm.dropout > 0
 
-    def step(state: TrainState, batch: Batch, learn: Bool[Array, ""]) -> Any:
-        # On the device the leaves are JAX's arrays, not NumPy's.
-        on_device: Any = batch
-        features, labels = on_device.arrays["features"], on_device.arrays["labels"]
-        lengths, label_lengths = on_device.lengths, on_device.label_lengths
+    def sums(state: TrainState, batch: Any, part: Any, learn: Bool[Array, ""]) -> Any:
+        """(what is added up over parts and devices, classes) of some of a device's rows."""
+        features, labels = batch.arrays["features"], batch.arrays["labels"]
+        lengths, label_lengths = batch.lengths, batch.label_lengths
 
         def summed_loss(params: PyTree[Any]) -> Any:
             recognizer = nnx.merge(graph, params)
@@ -138,6 +153,7 @@ def make_step(
             if with_dropout:
                 key = jax.random.fold_in(jax.random.key(dropout_seed), state.step)
                 key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+                key = jax.random.fold_in(key, part)
             logits = recognizer(features, lengths, dropout_key=key, learn=learn)
             losses, possible = ctc_loss(logits, lengths, labels, label_lengths)
             weights = batch.weights * possible
@@ -146,22 +162,60 @@ def make_step(
         loss, by_params, (weight, possible, classes) = jax.vjp(
             summed_loss, state.params, has_aux=True
         )
-        loss, weight, infeasible = jax.lax.psum(
-            (loss, weight, (batch.weights * ~possible).sum()), AXIS
+        gradient = jax.lax.cond(
+            learn,
+            lambda: by_params(jnp.ones_like(loss))[0],
+            lambda: jax.tree.map(jnp.zeros_like, state.params),
         )
+        infeasible = (batch.weights * ~possible).sum()
+        return (loss, weight, infeasible, gradient), classes.astype(jnp.int32)
+
+    def step(state: TrainState, batch: Batch, learn: Bool[Array, ""]) -> Any:
+        if accumulate == 1:
+            summed, classes = sums(state, batch, 0, learn)
+        else:
+            summed, classes = _in_parts(
+                lambda rows, part: sums(state, rows, part, learn), batch, accumulate
+            )
+        loss, weight, infeasible, gradient = summed
+        loss, weight, infeasible = jax.lax.psum((loss, weight, infeasible), AXIS)
 
         def move(state: TrainState) -> tuple[TrainState, Any]:
-            (gradient,) = by_params(jnp.ones_like(loss))
-            gradient = jax.lax.psum(gradient, AXIS)
-            gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1.0), gradient)
-            updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+            total = jax.lax.psum(gradient, AXIS)
+            mean = jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1.0), total)
+            updates, opt_state = optimizer.update(mean, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            return TrainState(params, opt_state, state.step + 1), optax.tree.norm(gradient)
+            return TrainState(params, opt_state, state.step + 1), optax.tree.norm(mean)
 
         def stay(state: TrainState) -> tuple[TrainState, Any]:
             return state, jnp.zeros_like(loss)
 
         state, grad_norm = jax.lax.cond(learn & (weight > 0), move, stay, state)
-        return state, Metrics(loss, weight, infeasible, grad_norm, classes.astype(jnp.int32))
+        return state, Metrics(loss, weight, infeasible, grad_norm, classes)
 
     return step
+
+
+def _in_parts(sums: Callable[[Any, Any], Any], batch: Any, parts: int) -> Any:
+    """`sums(rows, part)` over equal parts of the rows: its sums added up, its rows in a row."""
+    num_rows = len(batch.lengths)
+    if num_rows % parts:
+        raise ValueError(
+            f"{num_rows} rows on each device cannot be computed in {parts} equal parts; fit the "
+            f"spec with batch_multiple_of={parts} x the number of devices"
+        )
+    rows = jax.tree.map(
+        lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]),
+        batch._replace(bucket=None),  # the one leaf that has no rows
+    )
+
+    def add(added: Any, now: Any) -> Any:
+        part, rows = now
+        summed, by_row = sums(rows, part)
+        return jax.tree.map(jnp.add, added, summed), by_row
+
+    first = jax.tree.map(lambda leaf: leaf[0], rows)
+    shapes = jax.eval_shape(lambda: sums(first, 0)[0])
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    summed, by_row = jax.lax.scan(add, nothing, (jnp.arange(parts), rows))
+    return summed, by_row.reshape(num_rows, -1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from bucketjax.launching import keep_freed_memory
 from experiments.buckets import report
 from experiments.buckets.config import Config
 
@@ -26,16 +27,19 @@ def main(config: Config) -> None:
     config.check()
     folder = config.workdir
     _open_folder(config)
+    print(keep_freed_memory(), flush=True)
     import jax
 
     if config.num_devices > 1:
         # Only CPU devices are made on demand; where there is an accelerator this changes nothing.
         jax.config.update("jax_num_cpu_devices", config.num_devices)
-    from bucketjax import parallel
+    from bucketjax import compiles, parallel
     from bucketjax.training.loop import stop_on_signal
     from experiments.buckets.arms import Hooks, Stopped, run_arm
     from experiments.buckets.data import read_data
 
+    if config.compile_cache:
+        print(f"compiled programs: kept in {compiles.persist()}", flush=True)
     mesh = parallel.data_mesh(config.num_devices)
     print(f"reading {config.dataset} ...", flush=True)
     data = read_data(config)
@@ -96,7 +100,7 @@ def _open_folder(config: Config) -> None:
                 f"{config.workdir} already holds a comparison: go on with it by --resume, or give "
                 "another --workdir"
             )
-        free = {"resume", "tensorboard", "workdir"}
+        free = {"resume", "tensorboard", "workdir", "compile_cache", "background_compile"}
         differing = [
             f"--{name.replace('_', '-')} was {before.get(name)} and is {settings[name]}"
             for name in settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bucketjax import BucketSpec, Loader, compiles, parallel
+from bucketjax import BucketSpec, Loader, compiles, parallel, warming
 from bucketjax.batching import plan_epoch, plan_mixed_epoch
 from bucketjax.nn import Recognizer
 from bucketjax.training import checkpoints, loop, steps
@@ -45,7 +46,7 @@ def fit_spec(arm: str, config: Config, data: Data) -> BucketSpec:
     lengths = data.train.lengths
     shared = {
         "label_lengths": data.train.label_lengths,
-        "batch_multiple_of": config.num_devices,
+        "batch_multiple_of": config.num_devices * config.accumulate,
     }
     if arm != "batch-max":
         return BucketSpec.fit(
@@ -60,7 +61,8 @@ def fit_spec(arm: str, config: Config, data: Data) -> BucketSpec:
     multiple = config.batch_max_multiple_of
     every = np.arange(multiple, lengths.max() + multiple, multiple)
     if budget is not None:
-        fitting = budget // int(every[-1]) // config.num_devices * config.num_devices
+        multiple = config.num_devices * config.accumulate
+        fitting = budget // int(every[-1]) // multiple * multiple
         rows = fitting if rows is None else min(rows, fitting)
     return BucketSpec.fit(
         lengths,
@@ -77,8 +79,9 @@ def run_arm(
 ) -> dict[str, Any]:
     """Trains and evaluates one arm; returns its measurements as plain JSON values.
 
-    Everything is compiled before the clock of the training starts, and compiling after that is
-    an error: the compile count is exact, and training seconds hold no compilation.
+    Everything is compiled before the clock of the training starts (unless the background is to do
+    it), and compiling anything else after that is an error: the compile count is exact, and
+    training seconds hold no compilation.
 
     Raises:
       Stopped: a signal arrived. A checkpoint was saved in `folder`.
@@ -110,6 +113,8 @@ def run_arm(
         hidden=config.hidden,
         layers=config.layers,
         dropout=config.dropout,
+        dtype=config.precision,
+        chunk=config.chunk,
         rngs=nnx.Rngs(seed),
     )
     optimizer = steps.make_optimizer(
@@ -121,7 +126,7 @@ def run_arm(
     )
     step = compiles.watch(
         parallel.data_parallel(
-            steps.make_step(model, optimizer, dropout_seed=seed),
+            steps.make_step(model, optimizer, dropout_seed=seed, accumulate=config.accumulate),
             mesh,
             row_results=steps.ROW_RESULTS,
         ),
@@ -131,7 +136,7 @@ def run_arm(
     clock = {"train_seconds": 0.0, "examples": 0, "step": 0}
     curve: list[dict[str, float]] = []
     settings = {**config.as_json(), "arm": arm, "repeat": repeat}
-    for name in ("workdir", "resume", "tensorboard"):
+    for name in ("workdir", "resume", "tensorboard", "compile_cache", "background_compile"):
         del settings[name]
     if config.resume and checkpoints.latest_step(folder) is not None:
         saved = checkpoints.restore(folder, state, config=settings)
@@ -149,8 +154,9 @@ def run_arm(
             extra={"clock": clock, "curve": curve, "alphabet": data.alphabet.to_json()},
         )
 
-    used = sorted({int(b) for plan in [*plans, validation.plan] for b in np.unique(plan.buckets)})
-    learn = np.bool_(True)
+    # In the order of need, which is what compiling in the background goes by.
+    used = dict.fromkeys(int(b) for plan in [*plans, validation.plan] for b in plan.buckets)
+    learn = parallel.abstract_like(np.bool_(True), mesh)
     shapes = [
         (
             parallel.abstract_like(state, mesh),
@@ -166,11 +172,16 @@ def run_arm(
         hooks.metrics({"arm": arm, "repeat": repeat, "kind": "train", **report._asdict()})
         hooks.progress(f"{arm} buckets" if arm.isdigit() else arm, report.step, total_steps)
 
-    with compiles.count() as log:
+    with compiles.count() as log, contextlib.ExitStack() as background:
         started = time.perf_counter()
-        compiles.warm_up(
-            step, shapes, progress=lambda done, of, _, __: hooks.progress("compiling", done, of)
-        )
+        if config.background_compile:
+            step = background.enter_context(warming.in_background(step, shapes))
+        else:
+            compiles.warm_up(
+                step,
+                shapes,
+                progress=lambda done, of, _, __: hooks.progress("compiling", done, of),
+            )
         compile_seconds = time.perf_counter() - started
         with compiles.forbid(only_watched=True):
             while not _is_done(curve, config):
@@ -217,6 +228,7 @@ def run_arm(
         **_work(plans[: len(curve)], data.train.lengths, spec),
         "compile_count": log.count,
         "other_compile_count": len(log.other),  # outside the step: eager operations
+        "cached_compile_count": sum(one.cached for one in log.compilations),
         "compile_seconds": compile_seconds,
         "train_seconds": clock["train_seconds"],
         "train_seconds_with_compile": clock["train_seconds"] + compile_seconds,

@@ -57,7 +57,23 @@ class Config:
     """Seed of the initial weights, the order of the examples and the synthetic ink."""
 
     num_devices: int = 1
-    """Devices that share each batch; on CPU as many are made."""
+    """Devices that share each batch; on CPU as many are made, and one per core is fastest."""
+
+    accumulate: int = 1
+    """Parts that each device computes its rows in, one after the other, to save memory."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the LSTM's matrix products; carry, loss and parameters are float32 always."""
+
+    chunk: int | None = None
+    """Keep one of so many frames for the backward pass and compute the others twice."""
+
+    compile_cache: bool = True
+    """Keep compiled programs in the user's folder for caches, for the next start."""
+
+    background_compile: bool = False
+    """Train on the first bucket while the others compile: sooner done where a core is idle, but
+    the compile seconds are then part of the training's."""
 
     hidden: int = 128
     """Units of each LSTM direction."""
@@ -115,6 +131,8 @@ class Config:
             "repeats": 1,
             "seed": 0,
             "num_devices": 1,
+            "accumulate": 1,
+            "chunk": 1,
             "hidden": 1,
             "layers": 1,
             "num_lines": 20,
