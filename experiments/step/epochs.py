@@ -30,9 +30,8 @@ def write_words(data_dir: Path, max_examples: int, path: Path) -> dict[str, Any]
     labels = np.zeros((len(order), int(source.label_lengths.max())), np.int32)
     for row, example in enumerate(examples):
         labels[row, : len(example["labels"])] = example["labels"]
-    possible = np.flatnonzero(
-        np.asarray(feasible(source.lengths[order], labels, source.label_lengths[order]))
-    )
+    rows: list[Any] = [source.lengths[order], labels, source.label_lengths[order]]
+    possible = np.flatnonzero(np.asarray(feasible(*rows)))
     examples = [examples[index] for index in possible]  # torch's loss of the others is infinite
     lengths = np.array([len(example["features"]) for example in examples])
     np.savez(
@@ -148,7 +147,8 @@ def build_torch(path: Path, arm: str, _: int) -> tuple[Epoch, dict[str, Any]]:
 
     def epoch() -> int:
         for number in rng.permutation(len(batches)):
-            features, labels = zip(*(tensors[index] for index in batches[number]), strict=True)
+            pairs = [tensors[index] for index in batches[number]]
+            features, labels = [one for one, _ in pairs], [label for _, label in pairs]
             lengths, sizes = (
                 torch.tensor([len(one) for one in rows]) for rows in (features, labels)
             )
