@@ -8,7 +8,7 @@ WORKERS ?= 2
 DEMO_FLAGS ?= --num-lines 1200 --resample 0.2 --hidden 64 --layers 1 --batch-size 8 \
 	--learning-rate 0.01 --epochs 6
 
-.PHONY: demo test lint types tests notebooks format clean
+.PHONY: demo test lint types tests notebooks bench format clean
 
 # Every arm on one device, then the arm with 8 buckets again on two.
 demo: $(READY)
@@ -23,6 +23,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PYTHONPATH=. $(BIN)/lint-imports
+
+# The step beside flax, optax and torch; torch comes with the extra `bench`.
+bench: $(READY)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m experiments.step $(BENCH_FLAGS)
 
 types: $(READY)
 	$(BIN)/basedpyright

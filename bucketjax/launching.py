@@ -8,7 +8,7 @@ import sys
 
 __all__ = ["keep_freed_memory"]
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # mallopt's names for them, from malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # mallopt's names for them, from malloc.h
 
 
 def keep_freed_memory() -> str:
@@ -19,7 +19,7 @@ def keep_freed_memory() -> str:
     time of an LSTM's step. Afterwards the process holds on to the most memory that it ever used.
     Nothing is done where glibc's own variables (`MALLOC_...`) are set, or without glibc.
 
-    Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD.
+    Source: mallopt(3), M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX.
 
     >>> print(keep_freed_memory())
     allocator: ...
@@ -31,7 +31,9 @@ def keep_freed_memory() -> str:
     if not hasattr(libc, "gnu_get_libc_version"):
         return "allocator: left alone, it is not glibc's"
     assert libc is not None
-    done = libc.mallopt(_MMAP_MAX, 0) and libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    # One arena: those of threads are small, and what does not fit goes back to the kernel.
+    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _ARENA_MAX: 1}
+    done = all([libc.mallopt(name, value) for name, value in settings.items()])
     if not done:
         return "allocator: left alone, glibc refused"
     return (

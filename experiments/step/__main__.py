@@ -33,12 +33,13 @@ def main(config: Config) -> None:
     if not has_torch:
         print("torch is not installed (extra `bench`): its columns are left out", flush=True)
     sides = ["jax", *(["torch"] if has_torch else [])]
-    allocators = ["default", *(["tuned"] if config.tuned else [])]
     on_cpu = config.num_devices or os.cpu_count() or 1
     with contextlib.ExitStack() as stack:
         workers: dict[tuple[str, str], Worker] = {}
-        for allocator in allocators:
+        for allocator in ("default", "tuned"):
             for side in sides:
+                if allocator == "tuned" and not (config.tuned and _is_cpu(workers)):
+                    continue
                 worker = Worker(side, allocator == "tuned", on_cpu)
                 stack.callback(worker.close)
                 workers[side, allocator] = worker
@@ -55,7 +56,8 @@ def main(config: Config) -> None:
         for part in ("lstm", "ctc", "step"):
             if part in config.parts:
                 for case in cases(part, config.quick):
-                    result["cases"] += _time(case, workers, devices, peak, config.repeats)
+                    contenders = _contenders(part, devices, has_torch, _is_cpu(workers))
+                    result["cases"] += _time(case, contenders, workers, devices, config.repeats)
                     _write(config.workdir, result)
         if "epoch" in config.parts:
             result["epochs"], result["words"] = _time_epochs(config, workers, devices)
@@ -65,6 +67,10 @@ def main(config: Config) -> None:
     print(f"\n{text}")
 
 
+def _is_cpu(workers: dict[tuple[str, str], Worker]) -> bool:
+    return workers["jax", "default"].facts["platform"] == "cpu"
+
+
 def tables(result: dict[str, Any], devices: int) -> str:
     """Everything that was measured, as Markdown."""
     texts = [f"Matmul peak {result['peak_gflops']:.0f} GFLOP/s."]
@@ -72,12 +78,14 @@ def tables(result: dict[str, Any], devices: int) -> str:
         rows = [row for row in result["cases"] if row["part"] == part]
         for allocator in dict.fromkeys(row["allocator"] for row in rows):
             texts.append(f"{title}, {allocator} allocator: our time, and theirs over ours")
-            texts.append(report.case_table(rows, allocator, f"ours, {_on(devices)}"))
+            texts.append(
+                report.case_table(
+                    rows, allocator, f"ours, {_on(devices)}", 1e9 * result["peak_gflops"]
+                )
+            )
     if result["epochs"]:
         texts.append(f"An epoch of UNIPEN words: {result['words']}")
-        texts.append(
-            report.epoch_table(result["epochs"], f"ours, 8 buckets, {_on(devices)}, tuned")
-        )
+        texts.append(report.epoch_table(result["epochs"], result["epochs"][-1]["reference"]))
     return "\n\n".join(texts)
 
 
@@ -85,7 +93,9 @@ def _on(devices: int) -> str:
     return f"{devices} device" + ("s" if devices > 1 else "")
 
 
-def _contenders(part: str, devices: int, has_torch: bool) -> list[tuple[str, str, str, int]]:
+def _contenders(
+    part: str, devices: int, has_torch: bool, is_cpu: bool
+) -> list[tuple[str, str, str, int]]:
     """(name, side, contender, devices) of each, ours on all devices first."""
     counts = list(dict.fromkeys([devices, 1]))
     theirs = {"lstm": "flax", "ctc": "optax", "step": "flax + optax"}[part]
@@ -94,15 +104,17 @@ def _contenders(part: str, devices: int, has_torch: bool) -> list[tuple[str, str
         for name in ("ours", theirs)
         for count in counts
     ]
+    if part == "lstm" and not is_cpu:  # where "ours" is cuDNN's
+        found.insert(1, (f"ours by scan, {_on(devices)}", "jax", "ours by scan", devices))
     if has_torch:
         names = ["torch"] if part == "ctc" else ["torch packed", "torch padded"]
         found += [(name, "torch", name, 1) for name in names]
     return found
 
 
-def _time(case: Any, workers: Any, devices: int, peak: float, repeats: int) -> list[dict[str, Any]]:
-    has_torch = ("torch", "default") in workers
-    contenders = _contenders(case.part, devices, has_torch)
+def _time(
+    case: Any, contenders: Any, workers: Any, devices: int, repeats: int
+) -> list[dict[str, Any]]:
     allocators = list(dict.fromkeys(allocator for _, allocator in workers))
     rows = {
         allocator: {
@@ -110,7 +122,6 @@ def _time(case: Any, workers: Any, devices: int, peak: float, repeats: int) -> l
             "case": case.name,
             "allocator": allocator,
             "flops": case.flops,
-            "peak": peak,
             "seconds": {name: [] for name, *_ in contenders},
             "memory": {},
         }
@@ -147,14 +158,14 @@ def _time_epochs(config: Config, workers: Any, devices: int) -> tuple[list[dict[
         words = epochs.write_words(config.data_dir, config.max_examples, path)
         print(f"words: {words}", flush=True)
         for (side, allocator), worker in workers.items():
-            arms = [f"{n} bucket{'s' * (n > 1)}" for n in (8, 1)] + ["batch-max"]
-            for arm in arms if side == "jax" else ["packed, sorted by length"]:
-                if side == "jax":
-                    if allocator == "default" and arm != "8 buckets" and config.tuned:
-                        continue
-                    name = f"ours, {arm}, {_on(devices)}, {allocator}"
-                else:
-                    name = f"torch, {arm}, {allocator}"
+            arms = {"jax": ["8 buckets", "1 bucket", "batch-max"]}.get(
+                side, ["packed, sorted", "padded, sorted"]
+            )
+            if side == "jax" and allocator == "default" and ("jax", "tuned") in workers:
+                arms = arms[:1]  # one shows what the allocator does
+            for arm in arms:
+                whose = f"ours, {arm}, {_on(devices)}" if side == "jax" else f"torch, {arm}"
+                name = f"{whose}, {allocator}"
                 facts = worker.ask("build epoch", name, str(path), arm, devices)
                 rows.append(
                     {"name": name, "side": side, "allocator": allocator, "rates": [], **facts}
@@ -165,7 +176,9 @@ def _time_epochs(config: Config, workers: Any, devices: int) -> tuple[list[dict[
                 seconds, examples = worker.ask("time", row["name"])
                 row["rates"].append(examples / seconds)
                 print(f"epoch {number + 1}: {row['name']}: {examples / seconds:.1f}/s", flush=True)
-    return rows, words
+    allocator = "tuned" if ("jax", "tuned") in workers else "default"
+    reference = f"ours, 8 buckets, {_on(devices)}, {allocator}"
+    return [{**row, "reference": reference} for row in rows], words
 
 
 def _environment(facts: dict[str, Any], has_torch: bool) -> dict[str, Any]:

@@ -128,8 +128,12 @@ def build_ours(path: Path, arm: str, devices: int) -> tuple[Epoch, dict[str, Any
 
 
 def build_torch(path: Path, arm: str, _: int) -> tuple[Epoch, dict[str, Any]]:
-    """torch over batches of neighbours in length, in random order, packed."""
-    import torch
+    """torch over batches of neighbours in length, in random order, "packed" or "padded" ones.
+
+    Without packing the backward direction begins in the padding, which is another network; it is
+    here because it shows what packing costs.
+    """
+    import torch  # pyright: ignore[reportMissingImports]
 
     from experiments.step import torch_side
 
@@ -141,7 +145,9 @@ def build_torch(path: Path, arm: str, _: int) -> tuple[Epoch, dict[str, Any]]:
         for example in examples
     ]
     channels = examples[0]["features"].shape[1]
-    step = torch_side.make_step(torch_side.Model(channels, _HIDDEN, _LAYERS, classes, True))
+    step = torch_side.make_step(
+        torch_side.Model(channels, _HIDDEN, _LAYERS, classes, arm.startswith("packed"))
+    )
     rng = np.random.default_rng(0)
     device = torch_side._DEVICE
 

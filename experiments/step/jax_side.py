@@ -97,8 +97,14 @@ def _memory(compiled: Any, mesh: Any) -> int:
 
 
 def _lstm(case: Case, contender: str, mesh: Any) -> tuple[Run, int]:
-    ours = LSTM(case.channels, case.hidden, layers=case.layers, rngs=nnx.Rngs(0))
-    model: Any = ours if contender == "ours" else FlaxLSTM(ours)
+    ours = LSTM(
+        case.channels,
+        case.hidden,
+        layers=case.layers,
+        implementation="scan" if contender == "ours by scan" else "auto",
+        rngs=nnx.Rngs(0),
+    )
+    model: Any = ours if contender.startswith("ours") else FlaxLSTM(ours)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     features, lengths, _, _ = _inputs(case)
 

@@ -14,7 +14,7 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
-def case_table(rows: list[dict[str, Any]], allocator: str, reference: str) -> str:
+def case_table(rows: list[dict[str, Any]], allocator: str, reference: str, peak: float) -> str:
     """A line per case: our milliseconds, and how many times as long the others took."""
     rows = [row for row in rows if row["allocator"] == allocator]
     names = [name for name in rows[0]["seconds"] if name != reference]
@@ -29,7 +29,7 @@ def case_table(rows: list[dict[str, Any]], allocator: str, reference: str) -> st
         line = [row["case"], f"{1e3 * np.median(ours):.1f}"]
         line += [ratio(ours, row["seconds"][name]) for name in names]
         if share:
-            line.append(f"{row['flops'] / np.median(ours) / row['peak']:.0%}")
+            line.append(f"{row['flops'] / np.median(ours) / peak:.0%}")
         line.append(" / ".join(f"{(row['memory'][name] or 0) / 1e6:.0f}" for name in row["memory"]))
         lines.append(line)
     return _markdown(head, lines)

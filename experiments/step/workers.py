@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -58,6 +59,8 @@ class Worker:
 
 def _serve(pipe: Connection, side: str, tuned: bool, num_devices: int | None) -> None:
     held: dict[str, Any] = {}
+    # Several processes share an accelerator's memory: none takes most of it at its start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         if tuned:
             from bucketjax.launching import keep_freed_memory
