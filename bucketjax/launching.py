@@ -33,7 +33,7 @@ def keep_freed_memory() -> str:
     assert libc is not None
     # One arena: those of threads are small, and what does not fit goes back to the kernel.
     settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _ARENA_MAX: 1}
-    done = all([libc.mallopt(name, value) for name, value in settings.items()])
+    done = all(libc.mallopt(name, value) for name, value in settings.items())
     if not done:
         return "allocator: left alone, glibc refused"
     return (

@@ -26,7 +26,13 @@ __all__ = ["Warming", "in_background"]
 
 
 class Warming:
-    """The function, while its shapes compile behind it; from `in_background`."""
+    """The function, while its shapes compile behind it; from `in_background`.
+
+    >>> import jax
+    >>> with in_background(jax.jit(lambda x: x), []) as step:
+    ...     isinstance(step, Warming)
+    True
+    """
 
     def __init__(
         self, function: Any, argument_sets: Sequence[Any], names: Sequence[str], pool: Any
@@ -104,6 +110,10 @@ def in_background(
     Raises:
       ValueError: names that are not one per set, or less than one worker.
       RuntimeError: at the end of the block, if a set could not be compiled that no call needed.
+
+    >>> import jax, numpy as np
+    >>> with in_background(jax.jit(lambda x: x + 1), [(np.ones(3, np.float32),)]) as step:
+    ...     _ = step(np.ones(3, np.float32))
     """
     names = [""] * len(argument_sets) if names is None else names
     if len(names) != len(argument_sets):

@@ -33,10 +33,10 @@ def test_flaxs_recogniser_has_our_weights_and_logits():
 
     ours = Recognizer(3, 6, hidden=4, layers=2, rngs=nnx.Rngs(0))
     features = jax.random.normal(jax.random.key(0), (2, 7, 3))
-    lengths = np.array([7, 4])
+    lengths = jax.numpy.array([7, 4])
     expected = np.asarray(ours(features, lengths))
     found = np.asarray(jax_side.FlaxRecognizer(ours)(features, lengths))
-    real = np.arange(7) < lengths[:, None]
+    real = np.arange(7) < np.asarray(lengths)[:, None]
     np.testing.assert_allclose(found[real], expected[real], rtol=1e-5, atol=1e-6)
 
 
