@@ -96,7 +96,8 @@ def main(config: Config) -> None:
         )
 
     def arguments(shape: Shape) -> tuple[Any, ...]:
-        return parallel.replicate(state, mesh), zeros(source, shape, mesh), np.bool_(True)
+        learn = parallel.replicate(np.bool_(True), mesh)  # as the loop places it
+        return parallel.replicate(state, mesh), zeros(source, shape, mesh), learn
 
     probes = costs.probe_shapes(
         source.lengths,

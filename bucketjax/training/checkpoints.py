@@ -122,7 +122,11 @@ def _check_shapes(folder: Path, saved: Any, like: TrainState) -> None:
         }
 
     before, now = shapes(saved), shapes(like._asdict())
-    differing = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    differing = sorted(
+        (name for name in {*before, *now} if before.get(name) != now.get(name)),
+        # A parameter tells what is wrong; the optimizer's state may be one long vector.
+        key=lambda name: (not name.startswith("params"), name),
+    )
     if differing:
         name = differing[0]
         raise ValueError(
